@@ -1,0 +1,1 @@
+"""One round of speculative decoding: draft, verify, choose, accept, commit."""

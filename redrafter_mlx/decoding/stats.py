@@ -1,0 +1,97 @@
+"""Counts and times of a decode, and the figures made of them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class DecodeStats:
+    """Running statistics of one answer.
+
+    Attributes:
+        prompt_tokens: Tokens of the prompt.
+        cached_tokens: Those of them that the KV cache already held.
+        emitted_tokens: Tokens of the answer so far; the first is prefill's.
+        num_rounds: Target passes after prefill.
+        verified_rows: Tree rows that those passes ran, row 0 included.
+        drafted_by_depth: Rounds that offered a draft token at depth 1, 2, ...
+        accepted_by_depth: Rounds that kept one at that depth.
+        prefill_seconds: From the call to the first token.
+        decode_seconds: From the first token to the latest.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    emitted_tokens: int = 0
+    num_rounds: int = 0
+    verified_rows: int = 0
+    drafted_by_depth: list[int] = field(default_factory=list)
+    accepted_by_depth: list[int] = field(default_factory=list)
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    started_at: float = field(default_factory=time.perf_counter)
+    first_token_at: float | None = None
+
+    def record_round(self, rows: int, depth: int, accepted_count: int) -> None:
+        """Count one target pass over ``rows`` rows that offered ``depth`` draft tokens."""
+        self.num_rounds += 1
+        self.verified_rows += rows
+        missing = depth - len(self.drafted_by_depth)
+        self.drafted_by_depth += [0] * missing
+        self.accepted_by_depth += [0] * missing
+        for level in range(depth):
+            self.drafted_by_depth[level] += 1
+            self.accepted_by_depth[level] += level < accepted_count
+
+    def record_token(self) -> None:
+        """Count one emitted token and note the time."""
+        now = time.perf_counter()
+        self.emitted_tokens += 1
+        if self.first_token_at is None:
+            self.first_token_at = now
+            self.prefill_seconds = now - self.started_at
+        self.decode_seconds = now - self.first_token_at
+
+    @property
+    def tokens_per_round(self) -> float:
+        """``(emitted - 1) / rounds``: the first token is prefill's."""
+        return (self.emitted_tokens - 1) / self.num_rounds if self.num_rounds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decoding speed without prefill."""
+        if self.decode_seconds <= 0.0:
+            return 0.0
+        return (self.emitted_tokens - 1) / self.decode_seconds
+
+    @property
+    def prompt_tokens_per_second(self) -> float:
+        """Prefill speed over the tokens that were not cached."""
+        if self.prefill_seconds <= 0.0:
+            return 0.0
+        return (self.prompt_tokens - self.cached_tokens) / self.prefill_seconds
+
+    @property
+    def acceptance_by_depth(self) -> list[float]:
+        """Share of the rounds with a draft that deep which kept its token there."""
+        pairs = zip(self.accepted_by_depth, self.drafted_by_depth, strict=True)
+        return [accepted / drafted for accepted, drafted in pairs]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures as a JSON object, times in seconds."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "emitted_tokens": self.emitted_tokens,
+            "num_rounds": self.num_rounds,
+            "verified_rows": self.verified_rows,
+            "tokens_per_round": self.tokens_per_round,
+            "tokens_per_second": self.tokens_per_second,
+            "prompt_tokens_per_second": self.prompt_tokens_per_second,
+            "time_to_first_token_seconds": self.prefill_seconds,
+            "decode_seconds": self.decode_seconds,
+            "acceptance_by_depth": self.acceptance_by_depth,
+        }

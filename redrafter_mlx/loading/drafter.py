@@ -1,0 +1,51 @@
+"""From a drafter's folder to a drafter bound to its target."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from redrafter_mlx.config import DrafterConfig
+from redrafter_mlx.errors import CheckpointError, ShapeError
+from redrafter_mlx.loading.modules import compute_dtype, dequantized, fill
+from redrafter_mlx.models.decoder import Decoder
+from redrafter_mlx.models.drafter import Drafter, RecurrentDrafter
+from redrafter_mlx.weights import load_tensors, read_json
+
+
+def load_drafter(folder: Path, target: Decoder, dtype: str = "auto") -> Drafter:
+    """Return the drafter in ``folder``, bound to ``target`` and in its dtype.
+
+    Args:
+        folder: With config.json and model.safetensors, as ``redrafter-mlx convert`` writes.
+        target: The model that it drafts for.
+        dtype: See ``compute_dtype``: quantised layers stay so unless it asks for a dtype.
+
+    Raises:
+        CheckpointError: The files do not go together.
+        ShapeError: The drafter does not fit the target.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"There is no drafter folder {folder}; make one with convert.")
+    config = DrafterConfig.from_dict(read_json(folder / "config.json"))
+    check_fit(config, target)
+    network = RecurrentDrafter(config)
+    settings = asdict(config.quantization) if config.quantization else {}
+    tensors = load_tensors(folder)
+    wanted = compute_dtype(dtype)
+    if wanted is not None:
+        tensors = dequantized(tensors, settings, wanted)
+    fill(network, tensors, settings, what="drafter")
+    network.set_dtype(target.model.norm.weight.dtype)
+    return Drafter(network, target)
+
+
+def check_fit(config: DrafterConfig, target: Decoder) -> None:
+    """Refuse a drafter made for a target of another size, with both numbers."""
+    for size in ("hidden_size", "vocab_size"):
+        drafter_size, target_size = getattr(config, size), getattr(target.config, size)
+        if drafter_size != target_size:
+            raise ShapeError(
+                f"The drafter has {size} {drafter_size}, but the model has {target_size}; take a "
+                "drafter that was made for this model."
+            )

@@ -1,0 +1,145 @@
+"""From a name to everything that decoding needs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from redrafter_mlx.config import CPU_BEAM_SHAPE, GPU_BEAM_SHAPE, BeamShape
+from redrafter_mlx.errors import CheckpointError, ReDrafterError
+from redrafter_mlx.loading.drafter import load_drafter
+from redrafter_mlx.loading.hub import find_drafter, resolve_model
+from redrafter_mlx.loading.target import identify, load_target
+from redrafter_mlx.models.decoder import Decoder
+from redrafter_mlx.models.drafter import Drafter
+from redrafter_mlx.weights import read_json
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """A target, with what speaks to it and what drafts for it.
+
+    Attributes:
+        name: As it was asked for.
+        folder: Where its files are; ``None`` for a model made in memory.
+        target: The decoder.
+        drafter: Bound to the target; ``None`` decodes plainly.
+        tokenizer: A transformers tokenizer; ``None`` for a model made in memory.
+        eos_ids: Every token id that ends an answer.
+        notices: Lines to tell the user once.
+    """
+
+    name: str
+    folder: Path | None
+    target: Decoder
+    drafter: Drafter | None
+    tokenizer: Any
+    eos_ids: frozenset[int]
+    notices: tuple[str, ...] = ()
+
+
+def load(
+    name_or_path: str, *, drafter: str | Path | None = "auto", dtype: str = "auto"
+) -> LoadedModel:
+    """Load a model, and the drafter that goes with it.
+
+    Args:
+        name_or_path: A known name, a model's folder or a hub repository.
+        drafter: A drafter's folder; ``"auto"`` looks in the model's folder, the user's cache
+            and the package; ``None`` decodes plainly.
+        dtype: ``auto``, ``stored``, ``float32``, ``float16`` or ``bfloat16``; ``auto`` is as
+            stored on a GPU and float32 on a CPU.
+
+    Raises:
+        CheckpointError: A file is missing or broken, or the model is not supported.
+        ShapeError: An explicit drafter does not fit the model.
+    """
+    folder = resolve_model(name_or_path)
+    target = load_target(folder, dtype)
+    tokenizer = load_tokenizer(folder)
+    found = _find_drafter(name_or_path, folder, target, drafter, dtype)
+    return LoadedModel(
+        name=name_or_path,
+        folder=folder,
+        target=target,
+        drafter=found.drafter,
+        tokenizer=tokenizer,
+        eos_ids=eos_ids(folder, tokenizer),
+        notices=found.notices,
+    )
+
+
+def default_beam_shape() -> BeamShape:
+    """Return the shape of the draft that suits the device when nobody chose one."""
+    return GPU_BEAM_SHAPE if mx.default_device().type == mx.gpu else CPU_BEAM_SHAPE
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return the folder's tokenizer; code that comes with a model is never run."""
+    # Without it transformers says on import that there is no PyTorch, which is not missed.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:
+        # transformers raises many kinds here; all of them mean an unusable folder.
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"The tokenizer in {folder} cannot be loaded: {reason}") from error
+
+
+def eos_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
+    """Return the union of what config, generation config and tokenizer call the end."""
+    named: list[Any] = [tokenizer.eos_token_id]
+    for name in ("config.json", "generation_config.json"):
+        if (folder / name).is_file():
+            ids = read_json(folder / name).get("eos_token_id")
+            named += ids if isinstance(ids, list) else [ids]
+    return frozenset(token for token in named if isinstance(token, int))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _FoundDrafter:
+    drafter: Drafter | None
+    notices: tuple[str, ...] = ()
+
+
+def _find_drafter(
+    name: str, folder: Path, target: Decoder, wanted: str | Path | None, dtype: str
+) -> _FoundDrafter:
+    if wanted is None:
+        return _FoundDrafter(None)
+    if wanted != "auto":
+        return _with_origin(load_drafter(Path(wanted), target, dtype), name, target)
+    place = find_drafter(name, folder)
+    if place is None:
+        return _FoundDrafter(
+            None,
+            (
+                f"No drafter was found for {name}: decoding plainly. Import one with "
+                "redrafter-mlx convert, or name its folder with --drafter.",
+            ),
+        )
+    try:
+        return _with_origin(load_drafter(place, target, dtype), name, target)
+    except ReDrafterError as error:
+        return _FoundDrafter(None, (f"Decoding plainly, the drafter is unusable: {error}",))
+
+
+def _with_origin(drafter: Drafter, name: str, target: Decoder) -> _FoundDrafter:
+    origin = drafter.config.target
+    if origin is None or origin.fingerprint == identify(name, target).fingerprint:
+        return _FoundDrafter(drafter)
+    return _FoundDrafter(
+        drafter,
+        (
+            f"The drafter was made for {origin.name}, not for {name}: the text stays the "
+            "model's own, but fewer guesses may be right.",
+        ),
+    )

@@ -1,0 +1,107 @@
+"""Tensors into modules: quantisation as stored or undone, and strict names and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from redrafter_mlx.config import DTYPES
+from redrafter_mlx.errors import CheckpointError, ConfigError
+
+Tensors = dict[str, mx.array]
+
+
+def compute_dtype(dtype: str) -> mx.Dtype | None:
+    """Return the dtype to compute in; ``None`` keeps what is stored, quantised or not.
+
+    ``auto`` is as stored on a GPU and float32 on a CPU back end, where MLX's half-precision
+    and quantised kernels are slow.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}.")
+    if dtype == "auto":
+        return None if mx.default_device().type == mx.gpu else mx.float32
+    return None if dtype == "stored" else getattr(mx, dtype)
+
+
+def quantization_of(path: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return MLX's arguments for one quantised module: its own settings, or the common ones."""
+    own = settings.get(path)
+    chosen = own if isinstance(own, Mapping) else settings
+    try:
+        arguments = {"group_size": int(chosen["group_size"]), "bits": int(chosen["bits"])}
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is quantised, but config.json does not say its group_size and bits."
+        ) from error
+    return {**arguments, "mode": chosen.get("mode", "affine")}
+
+
+def dequantized(tensors: Tensors, settings: Mapping[str, Any], dtype: mx.Dtype) -> Tensors:
+    """Return every floating tensor in ``dtype``, quantised ones multiplied out.
+
+    The product is rounded to the dtype of the stored scales before the cast, as
+    ``mlx_lm.convert --dequantize`` does: a model has the same weights in every dtype.
+    """
+    plain = {}
+    for name, tensor in tensors.items():
+        module, _, kind = name.rpartition(".")
+        if f"{module}.scales" not in tensors or kind == "bias":
+            plain[name] = tensor
+        elif kind == "weight":
+            plain[name] = _multiplied_out(module, tensors, settings)
+    return {
+        name: tensor.astype(dtype) if mx.issubdtype(tensor.dtype, mx.floating) else tensor
+        for name, tensor in plain.items()
+    }
+
+
+def _multiplied_out(module: str, tensors: Tensors, settings: Mapping[str, Any]) -> mx.array:
+    settings = quantization_of(module, settings)
+    weight, scales = tensors[f"{module}.weight"], tensors[f"{module}.scales"]
+    try:
+        return mx.dequantize(weight, scales, tensors.get(f"{module}.biases"), **settings)
+    except ValueError as error:
+        raise CheckpointError(f"{module} cannot be dequantised: {error}.") from error
+
+
+def fill(module: nn.Module, tensors: Tensors, settings: Mapping[str, Any], what: str) -> None:
+    """Put the tensors into the module, quantising the parts that are stored so.
+
+    Args:
+        module: Gets the tensors and is evaluated.
+        tensors: Exactly the module's parameters, by name.
+        settings: The ``quantization`` object of config.json.
+        what: "model" or "drafter", for messages.
+
+    Raises:
+        CheckpointError: A tensor is missing, left over or of a wrong shape.
+    """
+
+    def as_stored(path: str, part: nn.Module) -> bool | dict[str, Any]:
+        is_quantized = f"{path}.scales" in tensors and hasattr(part, "to_quantized")
+        return quantization_of(path, settings) if is_quantized else False
+
+    nn.quantize(module, class_predicate=as_stored)
+    _check_names(module, tensors, what)
+    module.load_weights(list(tensors.items()))
+    module.freeze()
+    mx.eval(module.parameters())
+
+
+def _check_names(module: nn.Module, tensors: Tensors, what: str) -> None:
+    expected: dict[str, mx.array] = dict(tree_flatten(module.parameters()))
+    for name in sorted(expected.keys() - tensors.keys()):
+        raise CheckpointError(f"The {what} lacks the tensor {name}; the file is incomplete.")
+    for name in sorted(tensors.keys() - expected.keys()):
+        raise CheckpointError(f"The {what} has a tensor {name} that has no place in it.")
+    for name, tensor in tensors.items():
+        if tensor.shape != expected[name].shape:
+            raise CheckpointError(
+                f"{name} of the {what} has shape {tensor.shape}, but config.json asks for "
+                f"{expected[name].shape}."
+            )

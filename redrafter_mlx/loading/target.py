@@ -1,0 +1,86 @@
+"""From a model's folder to its decoder."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from redrafter_mlx.config import TargetIdentity
+from redrafter_mlx.errors import CheckpointError
+from redrafter_mlx.loading.modules import Tensors, compute_dtype, dequantized, fill
+from redrafter_mlx.models.decoder import Decoder
+from redrafter_mlx.models.target_config import TargetConfig
+from redrafter_mlx.weights import load_tensors, read_json
+
+
+def load_target(folder: Path, dtype: str = "auto") -> Decoder:
+    """Return the decoder in a folder that ``mlx_lm.convert`` or Hugging Face wrote.
+
+    Args:
+        folder: With config.json and safetensors, quantised by module or not.
+        dtype: See ``compute_dtype``.
+
+    Raises:
+        CheckpointError: The model is not supported, or its files do not go together.
+    """
+    settings = read_json(folder / "config.json")
+    config = TargetConfig.from_dict(settings)
+    tensors = _needed(load_tensors(folder), config)
+    decoder = Decoder(config, is_tied="lm_head.weight" not in tensors)
+    quantization = _quantization(settings)
+    wanted = compute_dtype(dtype)
+    if wanted is not None:
+        tensors = dequantized(tensors, quantization, wanted)
+    fill(decoder, tensors, quantization, what="model")
+    return decoder
+
+
+def identify(name: str, target: Decoder) -> TargetIdentity:
+    """Return what identifies a target, the same for each precision of its weights."""
+    parameters = dict(tree_flatten(target.parameters()))
+    digest = hashlib.sha256()
+    for key in sorted(key for key in parameters if "norm" in key):
+        norm = np.array(parameters[key].astype(mx.float16))
+        digest.update(norm.tobytes())
+    return TargetIdentity(
+        name=name,
+        model_type=target.config.model_type,
+        hidden_size=target.config.hidden_size,
+        vocab_size=target.config.vocab_size,
+        num_layers=target.config.num_layers,
+        fingerprint=digest.hexdigest(),
+    )
+
+
+def _needed(tensors: Tensors, config: TargetConfig) -> Tensors:
+    """Drop precomputed rotary buffers, and the head where the configuration ties it."""
+    is_tied = config.tie_word_embeddings
+    if is_tied is False and "lm_head.weight" not in tensors:
+        raise CheckpointError(
+            "config.json says tie_word_embeddings false, but the files have no lm_head.weight; "
+            "download the model again."
+        )
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.endswith("rotary_emb.inv_freq")
+        and not (is_tied and name.startswith("lm_head."))
+    }
+
+
+def _quantization(settings: dict[str, Any]) -> dict[str, Any]:
+    foreign = settings.get("quantization_config", {})
+    if isinstance(foreign, dict) and "quant_method" in foreign:
+        raise CheckpointError(
+            f"The model is quantised by {foreign['quant_method']!r}, which is not supported; take "
+            "the unquantised model or one from mlx-community."
+        )
+    own = settings.get("quantization") or {}
+    if not isinstance(own, dict):
+        raise CheckpointError(f"quantization is {own!r} in config.json; it must be an object.")
+    return own

