@@ -1,0 +1,1 @@
+"""Measurements: speeds, shapes and costs, side by side in one run."""

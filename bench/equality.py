@@ -1,0 +1,137 @@
+"""Is the text the model's own? Speculative answers against plain ones, question by question.
+
+Run it as ``python -m redrafter_mlx.bench.equality --questions FILE --out RESULTS.jsonl``.
+
+Each line of the results is one question; a rerun goes on where the last one stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from redrafter_mlx.bench.questions import Question, read_questions
+from redrafter_mlx.config import BeamShape, GenerationConfig, SamplingConfig
+from redrafter_mlx.decoding.sampling import scores
+from redrafter_mlx.generate import Answer, chat_prompt, generate
+from redrafter_mlx.loading.model import LoadedModel, load
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a speculative answer leaves the plain one.
+
+    Attributes:
+        place: Index of the first token that differs.
+        margin: Gap there between the two best scores of a fresh pass: logits, or the
+            tempered and noisy log-probabilities where the answer is sampled.
+    """
+
+    place: int
+    margin: float
+
+
+def first_difference(
+    model: LoadedModel, plain: Answer, other: Answer, sampling: SamplingConfig
+) -> Difference | None:
+    """Return where the token ids part, ``None`` where they are equal."""
+    if plain.tokens == other.tokens:
+        return None
+    pairs = zip(plain.tokens, other.tokens, strict=False)
+    shorter = min(len(plain.tokens), len(other.tokens))
+    place = next((i for i, (one, two) in enumerate(pairs) if one != two), shorter)
+    prefix = [*plain.prompt_tokens, *plain.tokens[:place]]
+    target = model.target
+    logits = target.logits(target(mx.array(prefix), target.make_kv_cache())[-1:])
+    second, best = np.sort(np.array(scores(logits, sampling, len(prefix) - 1))[0])[-2:]
+    return Difference(place, float(best - second))
+
+
+def check_question(
+    model: LoadedModel, question: Question, shapes: Sequence[BeamShape], config: GenerationConfig
+) -> dict[str, Any]:
+    """Answer one question plainly and with each shape; return what goes into the results."""
+    prompt = chat_prompt(model, question.turns[0])
+    plain = generate(model, prompt, replace(config, beam=BeamShape(1, 1)))
+    record: dict[str, Any] = {
+        "question_id": question.question_id,
+        "plain": {"emitted": len(plain.tokens), "seconds": plain.stats.decode_seconds},
+    }
+    for shape in shapes:
+        answer = generate(model, prompt, replace(config, beam=shape))
+        difference = first_difference(model, plain, answer, config.sampling)
+        record[f"{shape.beam_width},{shape.beam_length}"] = {
+            "emitted": len(answer.tokens),
+            "rounds": answer.stats.num_rounds,
+            "seconds": answer.stats.decode_seconds,
+            "difference": asdict(difference) if difference else None,
+        }
+    return record
+
+
+def summarize(records: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each shape: equal texts, tokens per round, differences with margins."""
+    lines = []
+    for shape in [key for key in records[0] if key not in ("question_id", "plain")]:
+        runs = [record[shape] for record in records]
+        emitted = sum(run["emitted"] - 1 for run in runs)
+        rounds = sum(run["rounds"] for run in runs)
+        differing = [(r["question_id"], r[shape]["difference"]) for r in records]
+        parted = [f"{number} {place}" for number, place in differing if place]
+        lines.append(
+            f"({shape}): {len(runs) - len(parted)} of {len(runs)} texts equal, "
+            f"{emitted / rounds:.4f} tokens a round; differences: {', '.join(parted) or 'none'}"
+        )
+    return lines
+
+
+def parse_shape(text: str) -> BeamShape:
+    """Read "width,length"."""
+    width, length = text.split(",")
+    return BeamShape(int(width), int(length))
+
+
+def main() -> None:
+    """Run the check from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--drafter", default="auto")
+    parser.add_argument("--questions", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--limit", type=int, default=None, help="first questions only")
+    parser.add_argument("--shapes", type=parse_shape, nargs="+", default=[BeamShape(2, 4)])
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--temp", type=float, default=0.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    sampling = SamplingConfig(temperature=options.temp, top_p=options.top_p, seed=options.seed)
+    config = GenerationConfig(max_tokens=options.max_tokens, sampling=sampling)
+    model = load(options.model, drafter=options.drafter, dtype="float32")
+    questions = read_questions(options.questions)[: options.limit]
+    records = _read_records(options.out)
+    done = {record["question_id"] for record in records}
+    for question in questions:
+        if question.question_id not in done:
+            records.append(check_question(model, question, options.shapes, config))
+            with options.out.open("a", encoding="utf-8") as results:
+                results.write(json.dumps(records[-1]) + "\n")
+    sys.stdout.writelines(f"{line}\n" for line in summarize(records))
+
+
+def _read_records(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+if __name__ == "__main__":
+    main()
