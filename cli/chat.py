@@ -1,0 +1,188 @@
+"""``redrafter-mlx chat``: a conversation on the terminal, or a pipe with a turn a line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import typer
+
+from redrafter_mlx.cli import render
+from redrafter_mlx.cli.interrupt import Interrupt, interruptible
+from redrafter_mlx.cli.options import AnswerOptions, ModelOptions, ProgramOptions
+from redrafter_mlx.cli.prompt_input import MessageReader
+from redrafter_mlx.errors import ReDrafterError
+
+if TYPE_CHECKING:
+    from redrafter_mlx.conversation import Conversation
+    from redrafter_mlx.decoding.stats import DecodeStats
+    from redrafter_mlx.generate import Chunk
+
+HELP = r"""/help           this list
+/reset          begin a new conversation
+/system TEXT    set the system prompt; without TEXT, go back to the model's own
+/stats          figures of all answers so far
+/exit           leave, as Ctrl-D does
+//TEXT          send a text that begins with a slash
+A line that ends in \ goes on in the next one; a line of three double quotes begins a text of
+several lines, another ends it. Ctrl-C stops an answer."""
+
+
+def chat(model: ModelOptions, answer: AnswerOptions, program: ProgramOptions) -> None:
+    """Talk with a model; each line is a turn."""
+    from redrafter_mlx.conversation import Conversation
+    from redrafter_mlx.loading.hub import cache_folder
+
+    config = answer.generation_config()
+    loaded = model.load()
+    conversation = Conversation(loaded, system=answer.system, config=config)
+    with MessageReader(cache_folder() / "chat_history") as reader:
+        if reader.is_interactive:
+            drafter = "with a drafter" if loaded.drafter else "without a drafter"
+            render.note(f"{loaded.name} {drafter}; /help lists the commands, Ctrl-D leaves")
+        session = Session(conversation, reader)
+        session.run()
+    if session.has_failed and not reader.is_interactive:
+        raise typer.Exit(1)
+
+
+@dataclass(slots=True)
+class Session:
+    """A conversation and those who hold it.
+
+    Attributes:
+        conversation: Keeps the messages and the KV cache.
+        reader: Where the messages come from.
+        answers: Statistics of every answer so far.
+        is_over: Whether the user wants to leave.
+        has_failed: Whether a message got no answer.
+    """
+
+    conversation: Conversation
+    reader: MessageReader
+    answers: list[DecodeStats] = field(default_factory=list)
+    is_over: bool = False
+    has_failed: bool = False
+
+    def run(self) -> None:
+        """Read messages and answer them until the user leaves."""
+        while not self.is_over:
+            try:
+                text = self.reader.read()
+            except KeyboardInterrupt:
+                if not self.reader.is_interactive:
+                    raise
+                render.note("\nCtrl-D or /exit leaves")
+                continue
+            if text is None:
+                break
+            self.handle(text)
+        if self.reader.is_interactive and not self.is_over:
+            render.line("")
+
+    def handle(self, text: str) -> None:
+        """Run a command or answer a message; an error ends the turn and not the chat."""
+        try:
+            if text.startswith("//"):
+                self.answer(text[1:])
+            elif text.startswith("/"):
+                self.run_command(text)
+            elif text.strip():
+                self.answer(text)
+        except ReDrafterError as error:
+            self.has_failed = True
+            render.error(str(error))
+
+    def answer(self, text: str) -> None:
+        """Show the model's answer and its figures."""
+        with interruptible() as interrupt:
+            last = self.stream(text, interrupt)
+            if last is not None:
+                self.show_ending(last, interrupt)
+
+    def stream(self, text: str, interrupt: Interrupt) -> Chunk | None:
+        """Show the pieces as they come, until the end or Ctrl-C; return the last one."""
+        last = None
+        with render.AnswerWriter() as writer, closing(self.conversation.ask(text)) as chunks:
+            for last in chunks:
+                interrupt.is_waiting = False
+                writer.write(last.text)
+                if interrupt.is_requested:
+                    break
+        return last
+
+    def show_ending(self, last: Chunk, interrupt: Interrupt) -> None:
+        """Show the figures of an answer, and why it ended where it was cut."""
+        self.answers.append(last.stats)
+        ending = None
+        if last.finish_reason == "length":
+            ending = "length"
+        elif last.finish_reason is None and interrupt.is_requested:
+            ending = "stopped"
+        render.stats_line(last.stats, ending)
+        if self.conversation.is_full:
+            render.note("The context is full: /reset begins a new conversation")
+
+    def run_command(self, text: str) -> None:
+        """Run a line that begins with a slash."""
+        name, *argument = text.split(maxsplit=1)
+        command = COMMANDS.get(name)
+        if command is None:
+            render.note(f"{name} is no command: /help lists them, // begins a text with a slash")
+        else:
+            command(self, "".join(argument).strip())
+
+    def show_help(self, argument: str) -> None:
+        """List the commands."""
+        render.note(HELP)
+
+    def reset(self, argument: str) -> None:
+        """Forget every message but the system prompt."""
+        self.conversation.reset()
+        render.note("A new conversation begins")
+
+    def set_system(self, argument: str) -> None:
+        """Change the system prompt; the messages stay."""
+        self.conversation.set_system(argument or None)
+        render.note("The system prompt is set" if argument else "The system prompt is the model's")
+
+    def show_stats(self, argument: str) -> None:
+        """Show the figures of all answers."""
+        render.note(f"{render.counted(self.conversation.num_tokens, 'token')} in the conversation")
+        if self.answers:
+            render.note(_summary(self.answers))
+
+    def leave(self, argument: str) -> None:
+        """End the chat."""
+        self.is_over = True
+
+
+COMMANDS: dict[str, Callable[[Session, str], None]] = {
+    "/help": Session.show_help,
+    "/reset": Session.reset,
+    "/system": Session.set_system,
+    "/stats": Session.show_stats,
+    "/exit": Session.leave,
+}
+
+
+def _summary(answers: list[DecodeStats]) -> str:
+    """Return the figures of several answers in one line, a token counting as any other."""
+    num_tokens = sum(stats.emitted_tokens for stats in answers)
+    # Each answer's first token is prefill's, of no round and no decoding time.
+    num_decoded = num_tokens - len(answers)
+    num_rounds = sum(stats.num_rounds for stats in answers)
+    seconds = sum(stats.decode_seconds for stats in answers)
+    cached = sum(stats.cached_tokens for stats in answers)
+    prompt = sum(stats.prompt_tokens for stats in answers)
+    return " · ".join(
+        (
+            render.counted(len(answers), "answer"),
+            render.counted(num_tokens, "token"),
+            f"{num_decoded / seconds if seconds else 0.0:.1f} tokens/s",
+            f"{num_decoded / num_rounds if num_rounds else 0.0:.2f} tokens/round",
+            f"{cached} of {prompt} prompt tokens from the cache",
+        )
+    )

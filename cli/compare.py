@@ -1,0 +1,117 @@
+"""Drafted and plain decoding of one prompt, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from redrafter_mlx.config import BeamShape, GenerationConfig
+
+if TYPE_CHECKING:
+    from redrafter_mlx.generate import Answer
+    from redrafter_mlx.loading.model import LoadedModel
+
+PLAIN = BeamShape(beam_width=1, beam_length=1)
+WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast one way of decoding was, over all its timed runs.
+
+    Attributes:
+        tokens_per_second: Of decoding, without prefill.
+        tokens_per_round: Tokens a target pass.
+    """
+
+    tokens_per_second: float
+    tokens_per_round: float
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place where the token ids differ; None is the end of a shorter answer."""
+
+    index: int
+    drafted: int | None
+    plain: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Both speeds, and whether the token ids agree."""
+
+    drafted: Speed
+    plain: Speed
+    num_tokens: int
+    difference: Difference | None
+
+    @property
+    def speedup(self) -> float | None:
+        """Drafted over plain; None where the answers are too short to be timed."""
+        plain = self.plain.tokens_per_second
+        return self.drafted.tokens_per_second / plain if plain else None
+
+    @property
+    def sentence(self) -> str:
+        """The result in one line."""
+        speedup = f"{self.speedup:.2f} times as fast; " if self.speedup else ""
+        if self.difference is None:
+            return f"{speedup}the {self.num_tokens} token ids agree"
+        where = self.difference
+        return (
+            f"{speedup}the token ids differ from token {where.index + 1} on (drafted "
+            f"{where.drafted}, plain {where.plain}): in low precision two tokens that are nearly "
+            "as likely may change places, --dtype float32 makes that rare"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {**asdict(self), "speedup": self.speedup, "agrees": self.difference is None}
+
+
+def compare(model: LoadedModel, prompt: Sequence[int], config: GenerationConfig) -> Comparison:
+    """Decode the prompt twice each way.
+
+    Both ways are warmed up, then timed in the order drafted, plain, plain, drafted, so that a
+    machine that slows down as it gets warm is unfair to neither.
+
+    Args:
+        model: With a drafter.
+        prompt: Token ids.
+        config: The settings of both; only the draft differs.
+    """
+    from redrafter_mlx.generate import generate
+
+    plain_config = replace(config, beam=PLAIN)
+    for settings in (config, plain_config):
+        warm_up = replace(settings, max_tokens=min(settings.max_tokens, WARM_UP_TOKENS))
+        generate(model, prompt, warm_up)
+    order = (config, plain_config, plain_config, config)
+    first, second, third, fourth = (generate(model, prompt, settings) for settings in order)
+    return Comparison(
+        drafted=_speed_of(first, fourth),
+        plain=_speed_of(second, third),
+        num_tokens=len(first.tokens),
+        difference=_first_difference(first.tokens, second.tokens),
+    )
+
+
+def _speed_of(*answers: Answer) -> Speed:
+    """Return the mean speed, a token counting as much as any other."""
+    num_tokens = sum(answer.stats.emitted_tokens - 1 for answer in answers)
+    seconds = sum(answer.stats.decode_seconds for answer in answers)
+    num_rounds = sum(answer.stats.num_rounds for answer in answers)
+    return Speed(
+        tokens_per_second=num_tokens / seconds if seconds else 0.0,
+        tokens_per_round=num_tokens / num_rounds if num_rounds else 0.0,
+    )
+
+
+def _first_difference(drafted: Sequence[int], plain: Sequence[int]) -> Difference | None:
+    for index, (left, right) in enumerate(zip_longest(drafted, plain)):
+        if left != right:
+            return Difference(index, left, right)
+    return None

@@ -1,0 +1,45 @@
+"""The console entry: the commands and the options that stand before them."""
+
+from __future__ import annotations
+
+import os
+
+import typer
+
+from redrafter_mlx.cli import chat, convert, generate, render
+from redrafter_mlx.cli.options import Debug, Version, grouped
+from redrafter_mlx.cli.program import Program
+
+PROGRAM_NAME = "redrafter-mlx"
+
+app = typer.Typer(
+    cls=Program,
+    add_completion=False,
+    # Without markup Typer leaves rich alone, which halves the time of --help.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def program(context: typer.Context, version: Version = False, debug: Debug = False) -> None:
+    """Run a language model with a recurrent drafter that guesses ahead; the text is the model's."""
+    if context.invoked_subcommand is None:
+        render.note(context.get_help())
+        raise typer.Exit(2)
+
+
+for command in (generate.generate, chat.chat, convert.convert):
+    app.command()(grouped(command))
+
+
+def main() -> None:
+    """Run the command line and leave the process."""
+    # Else transformers says on stderr that PyTorch is not there; it is not wanted.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    app(prog_name=PROGRAM_NAME)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""What the user types or pipes in: prompts, and the messages of a chat."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Self
+
+from redrafter_mlx.cli import render
+from redrafter_mlx.errors import PromptError
+
+PROMPT = ">>> "
+CONTINUATION = "... "
+BLOCK_MARK = '"""'
+HISTORY_LINES = 1000
+
+
+def require_utf8(text: str, name: str) -> str:
+    """Return the text, or raise PromptError where its bytes were not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(f"{name} is not UTF-8 at character {error.start}; convert it.") from error
+    return text
+
+
+def read_stdin() -> str:
+    """Return all of standard input; a person at a terminal is told how to end it.
+
+    Raises:
+        PromptError: It is not UTF-8.
+    """
+    if sys.stdin.isatty():
+        render.note("Type the prompt; Ctrl-D ends it")
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            f"Standard input is not UTF-8 at byte {error.start}; convert it."
+        ) from error
+
+
+class MessageReader:
+    r"""Reads messages: one a line, of several lines by ``\`` or between ``\"\"\"``.
+
+    On a terminal with a prompt, line editing and a history, where Python has readline; from
+    a pipe without.
+
+    Attributes:
+        is_interactive: Whether a person types and sees the answers.
+    """
+
+    def __init__(self, history: Path) -> None:
+        """Prepare to read; ``history`` is the file of earlier lines."""
+        self.is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
+        self._history = History(history) if self.is_interactive else None
+
+    def __enter__(self) -> Self:
+        """Load the history."""
+        if self._history:
+            self._history.load()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        """Save the history."""
+        if self._history:
+            self._history.save()
+
+    def read(self) -> str | None:
+        """Return the next message, or None at the end of the input.
+
+        Raises:
+            PromptError: The input is not UTF-8.
+            KeyboardInterrupt: Ctrl-C; what was typed of the message is dropped.
+        """
+        line = self._read_line(PROMPT)
+        if line is None:
+            return None
+        return require_utf8(self._read_rest(line), "The message")
+
+    def _read_rest(self, line: str | None) -> str:
+        if line is not None and line.strip() == BLOCK_MARK:
+            return self._read_block()
+        parts = []
+        while line is not None and line.endswith("\\"):
+            parts.append(line[:-1])
+            line = self._read_line(CONTINUATION)
+        return "\n".join([*parts, line or ""])
+
+    def _read_block(self) -> str:
+        lines: list[str] = []
+        while (line := self._read_line(CONTINUATION)) is not None and line.strip() != BLOCK_MARK:
+            lines.append(line)
+        return "\n".join(lines)
+
+    def _read_line(self, prompt: str) -> str | None:
+        try:
+            if self.is_interactive:
+                return input(prompt)
+            line = sys.stdin.readline()
+        except EOFError:
+            return None
+        except UnicodeDecodeError as error:
+            raise PromptError(f"The input is not UTF-8: {error.reason}; convert it.") from error
+        return line.removesuffix("\n") if line else None
+
+
+class History:
+    """Lines typed in earlier chats, kept by readline in a file that only its owner reads.
+
+    Where Python has no readline, or the file cannot be used, the chat goes on without.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Name the file."""
+        self._path = path
+        self._readline: ModuleType | None = None
+
+    def load(self) -> None:
+        """Turn line editing on and read the file, if there is one."""
+        try:
+            import readline
+        except ImportError:
+            return
+        self._readline = readline
+        if "libedit" not in (readline.__doc__ or ""):
+            # A pasted text of several lines is one message, not one message a line.
+            readline.parse_and_bind("set enable-bracketed-paste on")
+        readline.set_history_length(HISTORY_LINES)
+        with suppress(OSError, ValueError):
+            readline.read_history_file(self._path)
+
+    def save(self) -> None:
+        """Write the latest lines."""
+        if self._readline is None:
+            return
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # Made first, so that not even for a moment can others read it.
+            os.close(os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o600))
+            self._readline.write_history_file(self._path)
+            self._path.chmod(0o600)

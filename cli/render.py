@@ -1,0 +1,176 @@
+"""Everything that is shown: answers and results on stdout, all else on stderr.
+
+No text of a model or a user is read as markup, and none of its control characters reaches
+a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from redrafter_mlx import __version__
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from redrafter_mlx.decoding.stats import DecodeStats
+
+# C0 but the tab and the new line, DEL, and C1: an escape sequence needs one of them.
+CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
+
+
+class AnswerWriter:
+    """Writes an answer to stdout, piece by piece; its block ends the answer's last line.
+
+    Into a pipe or a file go the very characters; for a terminal, control characters are
+    left out. An error before the first piece leaves stdout empty.
+    """
+
+    def __init__(self) -> None:
+        """Start an answer."""
+        self._is_terminal = sys.stdout.isatty()
+        self._last = ""
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        """End the last line where the text has not."""
+        if self._last != "\n" and (self._last or kind is None):
+            _write_out("\n")
+
+    def write(self, text: str) -> None:
+        """Show a piece at once."""
+        if self._is_terminal:
+            text = without_controls(text)
+        if text:
+            self._last = text[-1]
+            _write_out(text)
+
+
+def without_controls(text: str) -> str:
+    """Return the text without control characters, tabs and new lines excepted."""
+    return text.translate(CONTROLS)
+
+
+def one_line(text: str) -> str:
+    """Return the text as one line that a terminal shows as it is."""
+    return without_controls(" ".join(text.split()))
+
+
+def line(text: str) -> None:
+    """Show a line on stdout."""
+    _write_out(without_controls(text) + "\n")
+
+
+def json_object(values: Mapping[str, Any]) -> None:
+    """Show one JSON object on one line of stdout, in ASCII whatever the locale."""
+    _write_out(json.dumps(values, allow_nan=False) + "\n")
+
+
+def version() -> None:
+    """Show the program's version."""
+    line(f"redrafter-mlx {__version__}")
+
+
+def note(text: str) -> None:
+    """Show a quiet line (or a quiet block) on stderr."""
+    from rich.text import Text
+
+    _console().print(Text(without_controls(text), style="dim"))
+
+
+def error(message: str) -> None:
+    """Show what went wrong, in one line on stderr."""
+    sys.stderr.write(one_line(f"redrafter-mlx: {message}") + "\n")
+
+
+def traceback(failure: Exception) -> None:
+    """Show where an error comes from, on stderr."""
+    from traceback import format_exception
+
+    sys.stderr.write("".join(format_exception(failure)))
+
+
+def table(rows: Mapping[str, Mapping[str, str]]) -> None:
+    """Show a table on stderr: a name and its values a row, the same columns in each."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column("")
+    for column in next(iter(rows.values())):
+        shown.add_column(column, justify="right")
+    for name, values in rows.items():
+        shown.add_row(*(Text(without_controls(cell)) for cell in (name, *values.values())))
+    _console().print(shown)
+
+
+def stats_line(stats: DecodeStats, ending: str | None = None) -> None:
+    """Show an answer's figures in one quiet line, and why it ended where it was cut."""
+    parts = [
+        counted(stats.emitted_tokens, "token"),
+        f"{stats.tokens_per_second:.1f} tokens/s",
+        f"{stats.tokens_per_round:.2f} tokens/round",
+        f"first token after {stats.prefill_seconds:.2f} s",
+    ]
+    note(" · ".join([*parts, ending] if ending else parts))
+
+
+def counted(number: int, noun: str) -> str:
+    """Return "1 token", "2 tokens"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+@contextmanager
+def progress(text: str) -> Iterator[None]:
+    """Show a line on a terminal's stderr while something takes its time, then wipe it off."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    text = one_line(text)[: shutil.get_terminal_size().columns - 1]
+    _write_err(text)
+    try:
+        yield
+    finally:
+        _write_err("\r" + " " * len(text) + "\r")
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    is_plain = bool(os.environ.get("NO_COLOR")) or not sys.stderr.isatty()
+    return Console(
+        stderr=True,
+        force_terminal=False if is_plain else None,
+        color_system=None if is_plain else "auto",
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=True,
+    )
+
+
+def _write_out(text: str) -> None:
+    # A character that the locale's encoding lacks must not end the program.
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    sys.stdout.flush()
+
+
+def _write_err(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()

@@ -1,0 +1,210 @@
+"""``redrafter-mlx chat`` from a pipe, on fakes; test_terminal.py has the real terminal."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from redrafter_mlx.cli import chat
+from redrafter_mlx.cli.interrupt import Interrupt
+from redrafter_mlx.config import GenerationConfig, SamplingConfig
+from redrafter_mlx.errors import PromptError
+from redrafter_mlx.generate import Chunk
+from tests.cli.conftest import Run
+from tests.cli.fakes import FakeConversation, FakeLibrary
+
+Conversations = list[FakeConversation]
+STATS = "4 tokens · 3.0 tokens/s · 1.50 tokens/round · first token after 0.25 s\n"
+
+
+def test_each_line_of_a_pipe_is_a_turn(
+    run: Run, library: FakeLibrary, conversations: Conversations
+) -> None:
+    result = run("chat", stdin="one\n\n  \ntwo")
+    assert result.exit_code == 0
+    assert result.stdout == "Hello there!\nHello there!\n"
+    assert result.stderr == STATS * 2
+    assert [conversation.questions for conversation in conversations] == [["one", "two"]]
+
+
+def test_pipe_gets_no_escape_codes(
+    run: Run, library: FakeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    result = run("chat", stdin="one\n/help\n/stats\n/nope\n")
+    assert "\x1b" not in result.output
+    assert ">>>" not in result.output
+
+
+def test_options_reach_the_conversation(
+    run: Run, library: FakeLibrary, conversations: Conversations
+) -> None:
+    run("chat", "--model", "m", "--system", "Be brief", "--temp", "0.5", "--max-tokens", "3")
+    assert library.loads[0]["name"] == "m"
+    [conversation] = conversations
+    assert conversation.system == "Be brief"
+    assert conversation.config == GenerationConfig(
+        max_tokens=3, sampling=SamplingConfig(temperature=0.5)
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("a\\\nb\\\nc\n", "a\nb\nc"),
+        ("a\\\n", "a\n"),
+        ('"""\na\n\n/b\\\n"""\n', "a\n\n/b\\"),
+        ('  """ \na\n """\n', "a"),
+        ('"""\na', "a"),
+        ("//help\n", "/help"),
+        ("a /help\n", "a /help"),
+        ("\ta\n", "\ta"),
+        ("[bold]é語[/bold]\n", "[bold]é語[/bold]"),
+    ],
+)
+def test_message_of_several_lines(
+    run: Run, library: FakeLibrary, conversations: Conversations, typed: str, message: str
+) -> None:
+    run("chat", stdin=typed)
+    assert conversations[0].questions == [message]
+
+
+def test_commands(run: Run, library: FakeLibrary, conversations: Conversations) -> None:
+    typed = "/system Be  brief\none\n/stats\n/reset\n/stats\n/system\n/exit\nnever\n"
+    result = run("chat", "--system", "first", stdin=typed)
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == [
+        "The system prompt is set",
+        STATS.strip(),
+        "5 tokens in the conversation",
+        "1 answer · 4 tokens · 3.0 tokens/s · 1.50 tokens/round · "
+        "0 of 3 prompt tokens from the cache",
+        "A new conversation begins",
+        "0 tokens in the conversation",
+        "1 answer · 4 tokens · 3.0 tokens/s · 1.50 tokens/round · "
+        "0 of 3 prompt tokens from the cache",
+        "The system prompt is the model's",
+    ]
+    assert conversations[0].questions == []
+    assert conversations[0].system is None
+
+
+def test_system_keeps_the_text_as_it_is(
+    run: Run, library: FakeLibrary, conversations: Conversations
+) -> None:
+    run("chat", stdin="/system  Be  [b]brief[/b] \n")
+    assert conversations[0].system == "Be  [b]brief[/b]"
+
+
+def test_help_lists_every_command(run: Run, library: FakeLibrary) -> None:
+    shown = run("chat", stdin="/help\n").stderr
+    assert all(name in shown for name in chat.COMMANDS)
+    assert '""' not in shown
+
+
+@pytest.mark.parametrize("typed", ["/nope", "/HELP", "/", "/etc/passwd is what?"])
+def test_unknown_command_is_no_message(
+    run: Run, library: FakeLibrary, conversations: Conversations, typed: str
+) -> None:
+    result = run("chat", stdin=typed)
+    name = typed.split()[0]
+    assert result.stderr.startswith(f"{name} is no command: /help lists them")
+    assert result.stderr.count("\n") == 1
+    assert conversations[0].questions == []
+
+
+def test_cut_answer_says_so(run: Run, library: FakeLibrary) -> None:
+    assert run("chat", "--max-tokens", "2", stdin="one\n").stderr.endswith(" · length\n")
+
+
+def test_full_context_offers_reset(
+    run: Run, library: FakeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeConversation, "capacity", 1)
+    result = run("chat", stdin="one\ntwo\n/reset\nthree\n")
+    assert result.stderr.splitlines() == [
+        STATS.strip(),
+        "The context is full: /reset begins a new conversation",
+        "redrafter-mlx: The context holds 99 tokens; start anew with /reset.",
+        "A new conversation begins",
+        STATS.strip(),
+        "The context is full: /reset begins a new conversation",
+    ]
+    assert result.stdout == "Hello there!\nHello there!\n"
+    assert result.exit_code == 1
+
+
+def test_error_ends_the_turn_and_not_the_chat(
+    run: Run, library: FakeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: FakeConversation, text: str | None) -> None:
+        raise PromptError("The model has no chat template; leave it out.")
+
+    monkeypatch.setattr(FakeConversation, "set_system", refuse)
+    result = run("chat", stdin="/system x\none\n")
+    assert result.stderr.startswith("redrafter-mlx: The model has no chat template")
+    assert result.stdout == "Hello there!\n"
+    assert result.exit_code == 1
+
+
+def test_input_that_is_not_utf_8(run: Run, library: FakeLibrary) -> None:
+    result = run("chat", stdin=b"\xff\xfe\n")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("redrafter-mlx: The input is not UTF-8")
+    assert result.stderr.count("\n") == 1
+
+
+class Interrupted(FakeConversation):
+    """Gets a Ctrl-C at the second piece of its answer to "stop"."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.answers: list[Generator[Chunk, None, None]] = []
+        self.closed: list[str] = []
+
+    def ask(self, text: str) -> Generator[Chunk, None, None]:
+        # Kept, so that an answer is closed only where someone closes it.
+        self.answers.append(self.stream(text))
+        return self.answers[-1]
+
+    def stream(self, text: str) -> Generator[Chunk, None, None]:
+        try:
+            for index, chunk in enumerate(super().ask(text)):
+                if index == 1 and text == "stop":
+                    os.kill(os.getpid(), signal.SIGINT)
+                yield chunk
+        finally:
+            self.closed.append(text)
+
+
+def test_ctrl_c_stops_the_answer_between_tokens(
+    run: Run,
+    library: FakeLibrary,
+    conversations: Conversations,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("redrafter_mlx.conversation.Conversation", Interrupted)
+    result = run("chat", stdin="stop\nand\n")
+    assert result.exit_code == 0
+    assert result.stdout == "Hello \nHello there!\n"
+    first, second = result.stderr.splitlines()
+    assert first.startswith("2 tokens")
+    assert first.endswith(" · stopped")
+    assert second == STATS.strip()
+    [conversation] = conversations
+    assert isinstance(conversation, Interrupted)
+    assert conversation.closed == ["stop", "and"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_second_ctrl_c_raises() -> None:
+    interrupt = Interrupt(is_waiting=False)
+    arguments: Any = (2, None)
+    interrupt.handle(*arguments)
+    assert interrupt.is_requested
+    with pytest.raises(KeyboardInterrupt):
+        interrupt.handle(*arguments)
