@@ -19,9 +19,9 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.bench.questions import Question, read_questions
-from redrafter_mlx.config import BeamShape, GenerationConfig, SamplingConfig
+from redrafter_mlx.config import DEFAULT_MODEL, BeamShape, GenerationConfig, SamplingConfig
 from redrafter_mlx.decoding.sampling import scores
-from redrafter_mlx.generate import Answer, chat_prompt, generate
+from redrafter_mlx.generation import Answer, chat_prompt, generate
 from redrafter_mlx.loading.model import LoadedModel, load
 
 
@@ -102,7 +102,7 @@ def parse_shape(text: str) -> BeamShape:
 def main() -> None:
     """Run the check from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--drafter", default="auto")
     parser.add_argument("--questions", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)

@@ -16,8 +16,8 @@ from typing import Any
 
 from redrafter_mlx.bench.peer import Timing, load_peer, time_ours, time_peer
 from redrafter_mlx.bench.questions import read_questions
-from redrafter_mlx.config import BeamShape, GenerationConfig
-from redrafter_mlx.generate import chat_prompt
+from redrafter_mlx.config import DEFAULT_MODEL, BeamShape, GenerationConfig
+from redrafter_mlx.generation import chat_prompt
 from redrafter_mlx.loading.model import LoadedModel, load
 
 PLAIN = BeamShape(1, 1)
@@ -71,7 +71,7 @@ def summarize(rows: list[dict[str, Timing]]) -> list[str]:
 def main() -> None:
     """Run the comparison from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--drafter", default="auto")
     parser.add_argument("--questions", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)

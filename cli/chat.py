@@ -18,7 +18,7 @@ from redrafter_mlx.errors import ReDrafterError
 if TYPE_CHECKING:
     from redrafter_mlx.conversation import Conversation
     from redrafter_mlx.decoding.stats import DecodeStats
-    from redrafter_mlx.generate import Chunk
+    from redrafter_mlx.generation import Chunk
 
 HELP = r"""/help           this list
 /reset          begin a new conversation

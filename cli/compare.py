@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from redrafter_mlx.config import BeamShape, GenerationConfig
 
 if TYPE_CHECKING:
-    from redrafter_mlx.generate import Answer
+    from redrafter_mlx.generation import Answer
     from redrafter_mlx.loading.model import LoadedModel
 
 PLAIN = BeamShape(beam_width=1, beam_length=1)
@@ -83,7 +83,7 @@ def compare(model: LoadedModel, prompt: Sequence[int], config: GenerationConfig)
         prompt: Token ids.
         config: The settings of both; only the draft differs.
     """
-    from redrafter_mlx.generate import generate
+    from redrafter_mlx.generation import generate
 
     plain_config = replace(config, beam=PLAIN)
     for settings in (config, plain_config):

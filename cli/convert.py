@@ -14,6 +14,8 @@ from redrafter_mlx.config import DrafterConfig, Quantization
 
 if TYPE_CHECKING:
     import mlx.core as mx
+    import numpy as np
+    import numpy.typing as npt
 
     from redrafter_mlx.convert.drafter import TargetSide
     from redrafter_mlx.models.decoder import Decoder
@@ -93,7 +95,7 @@ def convert(folders: FolderOptions, choices: ImportChoices, program: ProgramOpti
             draft_length=choices.draft_length,
             target=target_side(choices.target) if choices.target else None,
             quantization=Quantization(bits, choices.group_size) if bits else None,
-            draft_vocab=_draft_vocab(choices),
+            draft_vocab=_draft_vocab(folders.source, choices),
         )
         config = import_drafter(folders.source, folders.out, options)
     for line in summary(folders.out, config):
@@ -128,20 +130,25 @@ def _float_head(target: Decoder) -> mx.array:
     return dequantize_stepwise(head.weight, head.scales, head.biases, packing)
 
 
-def _draft_vocab(choices: ImportChoices) -> tuple[int, ...] | None:
+def _draft_vocab(source: Path, choices: ImportChoices) -> npt.NDArray[np.int32] | None:
+    """Count what the corpus uses; a target's end tokens are kept however rare they are."""
     if choices.draft_vocab is None or choices.corpus is None:
         return None
-    from redrafter_mlx.cli.draft_vocab import most_used_tokens
-
-    if choices.target is None:
-        return most_used_tokens(choices.corpus, choices.draft_vocab, tokenizer=None)
+    from redrafter_mlx.convert.draft_vocab import count_tokens, most_used
+    from redrafter_mlx.convert.drafter import read_drafter
     from redrafter_mlx.loading.hub import resolve_model
     from redrafter_mlx.loading.model import eos_ids, load_tokenizer
+    from redrafter_mlx.text import encode
 
-    folder = resolve_model(choices.target)
-    tokenizer = load_tokenizer(folder)
-    always = eos_ids(folder, tokenizer)
-    return most_used_tokens(choices.corpus, choices.draft_vocab, tokenizer, always)
+    folder = resolve_model(choices.target) if choices.target else None
+    tokenizer = load_tokenizer(folder) if folder else None
+    vocab_size = read_drafter(source).config.vocab_size
+    counts = count_tokens(
+        choices.corpus,
+        vocab_size,
+        lambda text: encode(tokenizer, text, add_special_tokens=False),
+    )
+    return most_used(counts, choices.draft_vocab, eos_ids(folder, tokenizer) if folder else ())
 
 
 def summary(folder: Path, config: DrafterConfig) -> list[str]:

@@ -16,7 +16,7 @@ from redrafter_mlx.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
     from redrafter_mlx.cli.compare import Comparison
-    from redrafter_mlx.generate import Answer
+    from redrafter_mlx.generation import Answer
     from redrafter_mlx.loading.model import LoadedModel
 
 
@@ -101,7 +101,7 @@ def _check_together(
 
 
 def _encode(model: LoadedModel, text: str, system: str | None, *, is_raw: bool) -> list[int]:
-    from redrafter_mlx.generate import chat_prompt
+    from redrafter_mlx.generation import chat_prompt
     from redrafter_mlx.text import encode
 
     if is_raw:
@@ -131,7 +131,7 @@ def _stream(
     show: Callable[[str], None],
 ) -> Answer:
     """Show the answer while it comes, and return it."""
-    from redrafter_mlx.generate import Answer, stream_generate
+    from redrafter_mlx.generation import Answer, stream_generate
 
     pieces, tokens = [], []
     for chunk in stream_generate(model, prompt, config):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import typer
 
 from redrafter_mlx.cli import chat, convert, generate, render
@@ -36,8 +34,6 @@ for command in (generate.generate, chat.chat, convert.convert):
 
 def main() -> None:
     """Run the command line and leave the process."""
-    # Else transformers says on stderr that PyTorch is not there; it is not wanted.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     app(prog_name=PROGRAM_NAME)
 
 

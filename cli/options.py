@@ -14,12 +14,17 @@ import typer
 
 from redrafter_mlx.cli import render
 from redrafter_mlx.cli.prompt_input import require_utf8
-from redrafter_mlx.config import DTYPES, BeamShape, GenerationConfig, SamplingConfig
+from redrafter_mlx.config import (
+    DEFAULT_MODEL,
+    DTYPES,
+    BeamShape,
+    GenerationConfig,
+    SamplingConfig,
+)
 
 if TYPE_CHECKING:
     from redrafter_mlx.loading.model import LoadedModel
 
-DEFAULT_MODEL = "smollm2-135m"
 ANSWER = GenerationConfig()
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
         ReDrafterError,
         ShapeError,
     )
-    from redrafter_mlx.generate import Answer, Chunk, chat_prompt, generate, stream_generate
+    from redrafter_mlx.generation import Answer, Chunk, chat_prompt, generate, stream_generate
     from redrafter_mlx.loading.model import LoadedModel, load
 
 __version__ = "0.1.0"
 
 # Imported on first use: the command line must answer --help before MLX is loaded.
 _MODULE_OF = {
-    "Answer": "redrafter_mlx.generate",
+    "Answer": "redrafter_mlx.generation",
     "BeamShape": "redrafter_mlx.config",
     "CheckpointError": "redrafter_mlx.errors",
-    "Chunk": "redrafter_mlx.generate",
+    "Chunk": "redrafter_mlx.generation",
     "ConfigError": "redrafter_mlx.errors",
     "Conversation": "redrafter_mlx.conversation",
     "GenerationConfig": "redrafter_mlx.config",
@@ -36,10 +36,10 @@ _MODULE_OF = {
     "ReDrafterError": "redrafter_mlx.errors",
     "SamplingConfig": "redrafter_mlx.config",
     "ShapeError": "redrafter_mlx.errors",
-    "chat_prompt": "redrafter_mlx.generate",
-    "generate": "redrafter_mlx.generate",
+    "chat_prompt": "redrafter_mlx.generation",
+    "generate": "redrafter_mlx.generation",
     "load": "redrafter_mlx.loading.model",
-    "stream_generate": "redrafter_mlx.generate",
+    "stream_generate": "redrafter_mlx.generation",
 }
 
 __all__ = [

@@ -11,6 +11,7 @@ from redrafter_mlx.errors import CheckpointError, ConfigError
 
 _T = TypeVar("_T")
 
+DEFAULT_MODEL = "smollm2-135m"
 MAX_ROWS = 64
 GREEDY_TEMPERATURE = 1e-5
 DRAFTER_FORMAT_VERSION = 1

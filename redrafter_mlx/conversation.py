@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from redrafter_mlx.config import GenerationConfig
 from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.errors import PromptError
-from redrafter_mlx.generate import Chunk, stream_generate
+from redrafter_mlx.generation import Chunk, stream_generate
 from redrafter_mlx.loading.model import LoadedModel
 from redrafter_mlx.text import (
     Message,

@@ -16,7 +16,7 @@ from redrafter_mlx.config import GenerationConfig
 from redrafter_mlx.conversation import Conversation
 from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.errors import PromptError
-from redrafter_mlx.generate import Chunk, generate, stream_generate
+from redrafter_mlx.generation import Chunk, generate, stream_generate
 from redrafter_mlx.loading.model import LoadedModel
 from redrafter_mlx.models.kv_cache import KVCache
 from redrafter_mlx.text import decode_tokens, encode, encode_continuation, render_chat
@@ -31,7 +31,7 @@ from tests.small_tokenizers import (
 from tests.toy import toy_drafter, toy_target
 
 # The package has a function of this name, too.
-GENERATE = import_module("redrafter_mlx.generate")
+GENERATE = import_module("redrafter_mlx.generation")
 CONVERSATION = import_module("redrafter_mlx.conversation")
 CONTEXT = 1024
 PLAIN = "{% for message in messages %}{{ message['content'] }}|{% endfor %}"

@@ -24,7 +24,7 @@ DEPENDENCIES = {
     "huggingface_hub",
     "sentencepiece",
     "numpy",
-    "typer",
+    "typer>=0.29",
     "rich",
 }
 IN_THE_WHEEL = {

@@ -34,7 +34,7 @@ def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeLibrary:
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("redrafter_mlx.loading.model.load", fake.load)
     # Not by a dotted name: the package has a function that is called generate, too.
-    generate = import_module("redrafter_mlx.generate")
+    generate = import_module("redrafter_mlx.generation")
     monkeypatch.setattr(generate, "stream_generate", fake.stream_generate)
     monkeypatch.setattr(generate, "chat_prompt", fake.chat_prompt)
     monkeypatch.setattr("redrafter_mlx.text.encode", fake.encode)

@@ -11,7 +11,7 @@ from typing import Any
 from redrafter_mlx.config import DrafterConfig, GenerationConfig
 from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.errors import PromptError
-from redrafter_mlx.generate import Chunk
+from redrafter_mlx.generation import Chunk
 from redrafter_mlx.loading.model import LoadedModel
 
 DRAFTER = DrafterConfig(hidden_size=8, vocab_size=100, exit_dim=16, num_draft_layers=2)
@@ -106,7 +106,7 @@ class FakeConversation:
             raise PromptError("The context holds 99 tokens; start anew with /reset.")
         self.questions.append(text)
         # Looked up now, since the library's is replaced.
-        from redrafter_mlx.generate import stream_generate
+        from redrafter_mlx.generation import stream_generate
 
         yield from stream_generate(self.model, list(text.encode()), self.config)
 

@@ -13,7 +13,7 @@ from redrafter_mlx.cli import chat
 from redrafter_mlx.cli.interrupt import Interrupt
 from redrafter_mlx.config import GenerationConfig, SamplingConfig
 from redrafter_mlx.errors import PromptError
-from redrafter_mlx.generate import Chunk
+from redrafter_mlx.generation import Chunk
 from tests.cli.conftest import Run
 from tests.cli.fakes import FakeConversation, FakeLibrary
 

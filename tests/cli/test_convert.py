@@ -139,7 +139,7 @@ def test_head_of_the_target_is_found(
         (["--target", "tiny"], "exists and is not an empty folder"),
         (
             ["--draft-vocab", "5", "--from", "none.npz"],
-            "none.npz: No such file or directory; check",
+            "none.npz cannot be read (No such file or directory); check",
         ),
         (["--draft-length", "0"], "draft_length is 0; choose"),
     ],

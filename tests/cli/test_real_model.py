@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from redrafter_mlx.config import GenerationConfig
-from redrafter_mlx.generate import chat_prompt, generate
+from redrafter_mlx.generation import chat_prompt, generate
 from redrafter_mlx.loading.model import LoadedModel
 from tests.cli.conftest import Run
 

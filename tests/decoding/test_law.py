@@ -19,7 +19,7 @@ from redrafter_mlx.config import BeamShape, GenerationConfig, SamplingConfig
 from redrafter_mlx.decoding.beam import draft
 from redrafter_mlx.decoding.sampling import choose
 from redrafter_mlx.decoding.tree import Accepted, DraftTree, accept
-from redrafter_mlx.generate import generate
+from redrafter_mlx.generation import generate
 from tests.toy import toy_drafter, toy_model, toy_target
 
 VOCAB, DEPTH = 8, 3

@@ -1,4 +1,4 @@
-"""Tests of redrafter_mlx.generate: chunks, limits and stop strings."""
+"""Tests of redrafter_mlx.generation: chunks, limits and stop strings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from redrafter_mlx.config import BeamShape, GenerationConfig
 from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.errors import PromptError
-from redrafter_mlx.generate import Chunk, chat_prompt, generate, stream_generate
+from redrafter_mlx.generation import Chunk, chat_prompt, generate, stream_generate
 from redrafter_mlx.loading.model import LoadedModel
 from redrafter_mlx.models.kv_cache import KVCache
 from redrafter_mlx.text import decode_tokens, encode
@@ -22,7 +22,7 @@ from tests.small_tokenizers import CHATML, byte_level, sentencepiece
 from tests.toy import toy_drafter, toy_model, toy_target
 
 # The package has a function of this name, too.
-GENERATE = import_module("redrafter_mlx.generate")
+GENERATE = import_module("redrafter_mlx.generation")
 CONTEXT = 40
 PROMPT = [5, 6, 7]
 
