@@ -52,7 +52,7 @@ help:
 
 demo: $(READY)
 	@$(BLAS_NOTE)
-	$(RUN) $(BIN)/redrafter-mlx generate --model smollm2-135m --prompt "$(PROMPT)" --compare
+	$(RUN) $(BIN)/redrafter-mlx generate --model smollm2-135m --prompt "$(PROMPT)" --max-tokens 200 --compare
 
 test: lint types unit
 
