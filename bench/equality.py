@@ -19,10 +19,20 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.bench.questions import Question, read_questions
-from redrafter_mlx.config import DEFAULT_MODEL, BeamShape, GenerationConfig, SamplingConfig
+from redrafter_mlx.config import (
+    DEFAULT_MODEL,
+    PLAIN_BEAM_SHAPE,
+    BeamShape,
+    GenerationConfig,
+    SamplingConfig,
+)
 from redrafter_mlx.decoding.sampling import scores
+from redrafter_mlx.errors import CheckpointError
 from redrafter_mlx.generation import Answer, chat_prompt, generate
 from redrafter_mlx.loading.model import LoadedModel, load
+
+# Options that say where, not what.
+PLACES = ("questions", "out", "limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +70,7 @@ def check_question(
 ) -> dict[str, Any]:
     """Answer one question plainly and with each shape; return what goes into the results."""
     prompt = chat_prompt(model, question.turns[0])
-    plain = generate(model, prompt, replace(config, beam=BeamShape(1, 1)))
+    plain = generate(model, prompt, replace(config, beam=PLAIN_BEAM_SHAPE))
     record: dict[str, Any] = {
         "question_id": question.question_id,
         "plain": {"emitted": len(plain.tokens), "seconds": plain.stats.decode_seconds},
@@ -80,7 +90,7 @@ def check_question(
 def summarize(records: Sequence[dict[str, Any]]) -> list[str]:
     """Return a line for each shape: equal texts, tokens per round, differences with margins."""
     lines = []
-    for shape in [key for key in records[0] if key not in ("question_id", "plain")]:
+    for shape in [key for key in records[0] if "," in key]:
         runs = [record[shape] for record in records]
         emitted = sum(run["emitted"] - 1 for run in runs)
         rounds = sum(run["rounds"] for run in runs)
@@ -117,20 +127,30 @@ def main() -> None:
     config = GenerationConfig(max_tokens=options.max_tokens, sampling=sampling)
     model = load(options.model, drafter=options.drafter, dtype="float32")
     questions = read_questions(options.questions)[: options.limit]
-    records = _read_records(options.out)
+    settings = {key: str(value) for key, value in vars(options).items() if key not in PLACES}
+    records = read_records(options.out, settings)
     done = {record["question_id"] for record in records}
     for question in questions:
         if question.question_id not in done:
-            records.append(check_question(model, question, options.shapes, config))
+            record = check_question(model, question, options.shapes, config)
+            records.append(record | {"settings": settings})
             with options.out.open("a", encoding="utf-8") as results:
                 results.write(json.dumps(records[-1]) + "\n")
     sys.stdout.writelines(f"{line}\n" for line in summarize(records))
 
 
-def _read_records(path: Path) -> list[dict[str, Any]]:
+def read_records(path: Path, settings: dict[str, str]) -> list[dict[str, Any]]:
+    """Return what an earlier run with the same settings has done.
+
+    Raises:
+        CheckpointError: The file is of a run with other settings.
+    """
     if not path.is_file():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    if any(record["settings"] != settings for record in records):
+        raise CheckpointError(f"{path} is of a run with other settings; choose another file.")
+    return records
 
 
 if __name__ == "__main__":

@@ -16,11 +16,10 @@ from typing import Any
 
 from redrafter_mlx.bench.peer import Timing, load_peer, time_ours, time_peer
 from redrafter_mlx.bench.questions import read_questions
-from redrafter_mlx.config import DEFAULT_MODEL, BeamShape, GenerationConfig
+from redrafter_mlx.config import DEFAULT_MODEL, PLAIN_BEAM_SHAPE, BeamShape, GenerationConfig
 from redrafter_mlx.generation import chat_prompt
 from redrafter_mlx.loading.model import LoadedModel, load
 
-PLAIN = BeamShape(1, 1)
 PREFILL_TOKENS = 512
 PREFILL_TRIALS = 7
 
@@ -28,7 +27,7 @@ PREFILL_TRIALS = 7
 def measure_prefill(model: LoadedModel, peer: Any, text: list[int]) -> dict[str, float]:
     """Return the median seconds to the first token behind 512 tokens, ours and mlx-lm's."""
     prompt = (text * PREFILL_TOKENS)[:PREFILL_TOKENS]
-    config = GenerationConfig(max_tokens=1, beam=PLAIN)
+    config = GenerationConfig(max_tokens=1, beam=PLAIN_BEAM_SHAPE)
     ours, theirs = [], []
     for _ in range(PREFILL_TRIALS + 1):
         ours.append(time_ours(model, prompt, config).prefill_seconds)
@@ -43,14 +42,21 @@ def measure_prefill(model: LoadedModel, peer: Any, text: list[int]) -> dict[str,
 
 
 def measure_question(
-    model: LoadedModel, peer: Any, prompt: list[int], config: GenerationConfig, shapes: list[Any]
+    model: LoadedModel, peer: Any, prompt: list[int], runs: dict[str, GenerationConfig | None]
 ) -> dict[str, Timing]:
-    """Time one prompt by mlx-lm, by plain decoding and with each shape, one after the other."""
-    timings = {"mlx-lm": time_peer(peer, prompt, config.max_tokens)}
-    for shape in [PLAIN, *shapes]:
-        name = f"{shape.beam_width},{shape.beam_length}"
-        timings[name] = time_ours(model, prompt, replace(config, beam=shape))
-    return timings
+    """Time one prompt by each configuration, one after the other; ``None`` is mlx-lm."""
+    max_tokens = next(config.max_tokens for config in runs.values() if config)
+    return {
+        name: time_ours(model, prompt, config) if config else time_peer(peer, prompt, max_tokens)
+        for name, config in runs.items()
+    }
+
+
+def rotated(runs: dict[str, GenerationConfig | None], start: int) -> dict[str, Any]:
+    """Return the configurations in turn from another one on, so that none is always first."""
+    names = list(runs)
+    start %= len(names)
+    return {name: runs[name] for name in names[start:] + names[:start]}
 
 
 def summarize(rows: list[dict[str, Timing]]) -> list[str]:
@@ -60,7 +66,7 @@ def summarize(rows: list[dict[str, Timing]]) -> list[str]:
         ratios = [row[name].tokens_per_second / row["mlx-lm"].tokens_per_second for row in rows]
         tokens = sum(len(row[name].tokens) - 1 for row in rows)
         rate = tokens / sum(row[name].decode_seconds for row in rows)
-        equal = sum(row[name].tokens == row["1,1"].tokens for row in rows)
+        equal = sum(row[name].tokens == row["plain"].tokens for row in rows)
         lines.append(
             f"{name:8} {rate:7.2f} tokens/s, over mlx-lm {statistics.median(ratios):.3f} "
             f"(median; {min(ratios):.3f} to {max(ratios):.3f}); text equal {equal}/{len(rows)}"
@@ -85,14 +91,28 @@ def main() -> None:
     peer = load_peer(model.folder, model.target)
     questions = read_questions(options.questions)[: options.limit]
     prompts = [chat_prompt(model, question.turns[0]) for question in questions]
-    shapes = [BeamShape(*pair) for pair in product(options.widths, options.lengths)]
-    config = GenerationConfig(max_tokens=options.max_tokens, ignore_eos=True)
     prefill = measure_prefill(model, peer, prompts[0])
-    measure_question(model, peer, prompts[0], replace(config, max_tokens=8), shapes)
-    rows = [measure_question(model, peer, prompt, config, shapes) for prompt in prompts]
+    measure_question(model, peer, prompts[0], configurations(options, max_tokens=8))
+    runs = configurations(options, options.max_tokens)
+    rows = [
+        measure_question(model, peer, prompt, rotated(runs, number))
+        for number, prompt in enumerate(prompts)
+    ]
     _write(options.out, prefill, rows)
     sys.stdout.write(f"prefill of {PREFILL_TOKENS} tokens: {prefill}\n")
     sys.stdout.writelines(f"{line}\n" for line in summarize(rows))
+
+
+def configurations(
+    options: argparse.Namespace, max_tokens: int
+) -> dict[str, GenerationConfig | None]:
+    """Return what is compared: mlx-lm, plain decoding and every shape."""
+    config = GenerationConfig(max_tokens=max_tokens, ignore_eos=True)
+    shapes = [BeamShape(*pair) for pair in product(options.widths, options.lengths)]
+    drafted = {
+        f"{shape.beam_width},{shape.beam_length}": replace(config, beam=shape) for shape in shapes
+    }
+    return {"mlx-lm": None, "plain": replace(config, beam=PLAIN_BEAM_SHAPE), **drafted}
 
 
 def _write(path: Path, prefill: dict[str, float], rows: list[dict[str, Timing]]) -> None:

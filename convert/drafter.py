@@ -203,7 +203,7 @@ def _cast_tensor(name: str, tensor: mx.array, dtype: str) -> mx.array:
     cast = tensor.astype(FLOAT_DTYPES[dtype])
     if not mx.isfinite(cast).all().item():
         raise CheckpointError(
-            f"{name!r} holds {mx.abs(tensor).max().item():g}, too large for {dtype}; choose "
+            f"{name!r} holds {mx.abs(tensor).max().item():g}, too large for {dtype}; import it in "
             "bfloat16 or float32."
         )
     return cast

@@ -59,8 +59,8 @@ def read_drafter(source: Path) -> DrafterTensors:
         _check_values(values, config, source)
         config = replace(config, draft_length=_draft_length(source))
     _check_shapes(renamed.tensors, _stored_shapes(config, renamed.tensors), source)
-    _check_entries(renamed.tensors, source)
-    _check_draft_vocab(renamed.tensors.get(DRAFT_VOCAB), config, source)
+    check_entries(renamed.tensors, source)
+    check_draft_vocab(renamed.tensors.get(DRAFT_VOCAB), config, source)
     return DrafterTensors(config, renamed.tensors, renamed.dropped)
 
 
@@ -130,7 +130,7 @@ def _check_shapes(
         )
 
 
-def _check_entries(tensors: Mapping[str, mx.array], source: Path) -> None:
+def check_entries(tensors: Mapping[str, mx.array], source: Path) -> None:
     """Check every dtype, and that every entry is finite."""
     packed = {f"{name.removesuffix('.scales')}.weight" for name in tensors if ".scales" in name}
     for name, tensor in tensors.items():
@@ -150,7 +150,7 @@ def _check_entries(tensors: Mapping[str, mx.array], source: Path) -> None:
             )
 
 
-def _check_draft_vocab(token_ids: mx.array | None, config: DrafterConfig, source: Path) -> None:
+def check_draft_vocab(token_ids: mx.array | None, config: DrafterConfig, source: Path) -> None:
     """Check that a draft vocabulary is ascending and inside the vocabulary."""
     if token_ids is None:
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from redrafter_mlx.errors import CheckpointError, ConfigError
 
@@ -31,7 +31,7 @@ class SamplingConfig:
     Attributes:
         temperature: 0 (or anything under 1e-5) is greedy.
         top_k: Keep the k most probable tokens; 0 keeps all.
-        top_p: Keep the smallest set whose probability reaches this; 1 keeps all.
+        top_p: Keep the smallest set whose probability reaches this; 0 and 1 keep all.
         min_p: Keep tokens at least this fraction of the most probable one's
             probability; 0 keeps all.
         seed: Together with a token's position it fixes the noise, so one seed gives
@@ -85,6 +85,7 @@ class BeamShape:
         return self.beam_length - 1
 
 
+PLAIN_BEAM_SHAPE = BeamShape(beam_width=1, beam_length=1)
 # A pass over few rows is bound by reading the weights on a GPU; on a CPU each row costs.
 GPU_BEAM_SHAPE = BeamShape(beam_width=2, beam_length=4)
 CPU_BEAM_SHAPE = BeamShape(beam_width=1, beam_length=2)
@@ -111,6 +112,8 @@ class GenerationConfig:
     def __post_init__(self) -> None:
         """Check every range."""
         check_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        if isinstance(self.stop, str):
+            raise ConfigError(f"stop is the text {self.stop!r}; give a tuple of texts.")
         if any(not text for text in self.stop):
             raise ConfigError("A stop string is empty; leave it out or give it a character.")
 
@@ -245,7 +248,18 @@ def build_strictly(kind: type[_T], values: Mapping[str, Any]) -> _T:
     unknown = sorted(set(values) - known)
     if unknown:
         raise CheckpointError(f"{kind.__name__} has an unknown key {unknown[0]!r}; remove it.")
+    _check_types(kind, values)
     try:
         return kind(**values)
     except TypeError as error:
         raise CheckpointError(f"{kind.__name__} cannot be read: {error}.") from error
+
+
+def _check_types(kind: type[_T], values: Mapping[str, Any]) -> None:
+    """Refuse a value of another type than the field's; an int may stand for a float."""
+    for name, hint in get_type_hints(kind).items():
+        accepted = get_args(hint) or (hint,)
+        value = values.get(name)
+        is_number = float in accepted and type(value) is int
+        if name in values and type(value) not in accepted and not is_number:
+            raise CheckpointError(f"{kind.__name__} has {name} {value!r}; its type is wrong.")

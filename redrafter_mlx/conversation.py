@@ -173,7 +173,7 @@ class Conversation:
                     self._record(turn, chunk)
                     yield chunk
         except (Exception, KeyboardInterrupt):
-            # Raised in the midst of a pass, it may leave some layers with a longer buffer.
+            # Raised in the midst of a pass, nobody knows what the device had done by then.
             self._start_cache()
             raise
 
@@ -207,7 +207,7 @@ class Conversation:
         if num_tokens < self._max_positions:
             return
         self._was_refused = True
-        remedy = "start a new conversation with /reset" if self._turns else "shorten it"
+        remedy = "start a new conversation" if self._turns else "shorten it"
         raise PromptError(
             f"With this question the conversation has {num_tokens} tokens, but the model's "
             f"context holds {self._max_positions}; {remedy}."

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from redrafter_mlx.config import GenerationConfig
-from redrafter_mlx.decoding.decode import decode
+from redrafter_mlx.decoding.decode import decode, most_tokens
 from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.errors import PromptError
 from redrafter_mlx.loading.model import LoadedModel
@@ -53,22 +53,26 @@ class Answer:
     stats: DecodeStats
     finish_reason: str
 
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk], prompt_tokens: Sequence[int]) -> Answer:
+        """Put the chunks of a finished answer together."""
+        last = chunks[-1]
+        assert last.finish_reason is not None
+        return cls(
+            text="".join(chunk.text for chunk in chunks),
+            tokens=tuple(chunk.token for chunk in chunks),
+            prompt_tokens=tuple(prompt_tokens),
+            stats=last.stats,
+            finish_reason=last.finish_reason,
+        )
+
 
 def generate(
     model: LoadedModel, prompt: str | Sequence[int], config: GenerationConfig = _DEFAULTS
 ) -> Answer:
     """Return the answer to a prompt; arguments and errors as ``stream_generate``."""
     tokens = _prompt_tokens(model, prompt)
-    chunks = list(stream_generate(model, tokens, config))
-    last = chunks[-1]
-    assert last.finish_reason is not None
-    return Answer(
-        text="".join(chunk.text for chunk in chunks),
-        tokens=tuple(chunk.token for chunk in chunks),
-        prompt_tokens=tuple(tokens),
-        stats=last.stats,
-        finish_reason=last.finish_reason,
-    )
+    return Answer.of(list(stream_generate(model, tokens, config)), tokens)
 
 
 def stream_generate(
@@ -121,8 +125,9 @@ def chat_prompt(model: LoadedModel, user_text: str, system: str | None = None) -
 
 def _prompt_tokens(model: LoadedModel, prompt: str | Sequence[int]) -> list[int]:
     if isinstance(prompt, str):
-        return encode(model.tokenizer, prompt, add_special_tokens=True)
-    tokens = [int(token) for token in prompt]
+        tokens = encode(model.tokenizer, prompt, add_special_tokens=True)
+    else:
+        tokens = [int(token) for token in prompt]
     vocab_size = model.target.config.vocab_size
     for token in tokens:
         if not 0 <= token < vocab_size:
@@ -142,7 +147,8 @@ class _Writer:
         self._stream = TextStream(model.tokenizer)
         self._matcher = StopMatcher(config.stop)
         self._eos_ids = frozenset() if config.ignore_eos else model.eos_ids
-        self._num_left = min(config.max_tokens, model.target.config.max_positions - prompt_size)
+        max_positions = model.target.config.max_positions
+        self._num_left = most_tokens(config.max_tokens, prompt_size, max_positions)
         self._stats = stats
 
     def write(self, token: int) -> Chunk:

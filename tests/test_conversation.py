@@ -30,7 +30,6 @@ from tests.small_tokenizers import (
 )
 from tests.toy import toy_drafter, toy_target
 
-# The package has a function of this name, too.
 GENERATE = import_module("redrafter_mlx.generation")
 CONVERSATION = import_module("redrafter_mlx.conversation")
 CONTEXT = 1024

@@ -14,14 +14,13 @@ import pytest
 from redrafter_mlx.config import BeamShape, GenerationConfig
 from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.errors import PromptError
-from redrafter_mlx.generation import Chunk, chat_prompt, generate, stream_generate
+from redrafter_mlx.generation import Answer, Chunk, chat_prompt, generate, stream_generate
 from redrafter_mlx.loading.model import LoadedModel
 from redrafter_mlx.models.kv_cache import KVCache
 from redrafter_mlx.text import decode_tokens, encode
 from tests.small_tokenizers import CHATML, byte_level, sentencepiece
-from tests.toy import toy_drafter, toy_model, toy_target
+from tests.toy import Oracle, toy_drafter, toy_model, toy_target
 
-# The package has a function of this name, too.
 GENERATE = import_module("redrafter_mlx.generation")
 CONTEXT = 40
 PROMPT = [5, 6, 7]
@@ -313,3 +312,36 @@ def test_without_a_tokenizer_there_are_ids_and_no_text() -> None:
     assert (len(answer.tokens), answer.text) == (5, "")
     with pytest.raises(PromptError, match="no tokenizer"):
         generate(model, "text")
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3])
+@pytest.mark.parametrize("length", [2, 3, 4, 5])
+def test_a_stop_string_ends_the_answer_at_every_depth_of_an_accepted_run(
+    length: int, num_tokens: int
+) -> None:
+    """Law: text, ids, counts and cache are those of plain decoding with that stop string."""
+    tokenizer = byte_level()
+    target = toy_target(vocab_size=len(tokenizer))
+    whole = generate(
+        toy_model(target, tokenizer=tokenizer), PROMPT, GenerationConfig(max_tokens=16)
+    )
+    drafter = Oracle(target, PROMPT, list(whole.tokens))
+    num_stopped = 0
+    for start in range(12):
+        stop = decode_tokens(tokenizer, whole.tokens[start : start + num_tokens])
+        if not stop.isprintable() or not stop:
+            continue
+        config = GenerationConfig(max_tokens=16, stop=(stop,), beam=BeamShape(2, length))
+        plain = generate(toy_model(target, tokenizer=tokenizer), PROMPT, config)
+        model = toy_model(target, drafter, tokenizer=tokenizer)
+        kv_cache = target.make_kv_cache()
+        chunks = list(stream_generate(model, PROMPT, config, kv_cache=kv_cache))
+        answer = Answer.of(chunks, PROMPT)
+        assert (answer.text, answer.tokens) == (plain.text, plain.tokens)
+        assert answer.finish_reason == "stop"
+        assert stop not in answer.text
+        assert kv_cache.offset == len(PROMPT) + len(answer.tokens) - 1
+        assert answer.stats.emitted_tokens == len(answer.tokens)
+        assert sum(answer.stats.accepted_by_depth) < len(answer.tokens)
+        num_stopped += 1
+    assert num_stopped >= 4

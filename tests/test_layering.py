@@ -47,8 +47,8 @@ WITHOUT_MLX = ("errors", "config", "decoding.stats")
 MAX_FUNCTION_LINES = 50
 MAX_FILE_LINES = 300
 
-# Built so that it does not find itself.
-MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|farm)/")
+# A folder of somebody's machine, which a project's file should not name.
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|Users)/\w")
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +336,6 @@ def test_breach_is_reported_once(
 
 
 def test_machine_path_is_reported() -> None:
-    machine = "/" + "work" + "/"
+    machine = "/" + "home" + "/"
     texts = {"a": f"see {machine}x", "b": f"https://site{machine}x", "c": f"..{machine}x"}
     assert find_machine_paths(texts) == ["a"]

@@ -57,12 +57,14 @@ def test_folders_at_the_root_are_linked_into_the_package() -> None:
 
 
 def test_exports_what_all_names() -> None:
-    public = {
-        name
-        for name in dir(redrafter_mlx)
-        if not name.startswith("_") and not isinstance(getattr(redrafter_mlx, name), ModuleType)
-    }
-    assert public - {"annotations"} == set(redrafter_mlx.__all__) - {"__version__"}
+    exported = {name: getattr(redrafter_mlx, name) for name in redrafter_mlx.__all__}
+    assert redrafter_mlx._MODULE_OF.keys() == exported.keys()
+    assert not any(isinstance(value, ModuleType) for value in exported.values())
+    others = (
+        vars(redrafter_mlx).keys() - exported.keys() - {"Any", "TYPE_CHECKING", "import_module"}
+    )
+    for name in others:
+        assert name.startswith("_") or isinstance(vars(redrafter_mlx)[name], ModuleType), name
 
 
 @pytest.mark.slow

@@ -1,10 +1,13 @@
 """JSON and safetensors files, and folders that appear whole or not at all."""
 
+import errno
 import json
+import os
 import signal
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,13 @@ def safetensors(header: Any, data: bytes = b"\0" * 64) -> bytes:
 
 def entry(dtype: Any = "F32", shape: Any = (2, 3), offsets: Any = (0, 24)) -> dict[str, Any]:
     return {"x": {"dtype": dtype, "shape": shape, "data_offsets": offsets}}
+
+
+def two(x: list[int], y: list[int]) -> bytes:
+    """Return a file of 48 bytes of data whose tensors x and y claim to lie at these bytes."""
+    tensors = entry(shape=[(x[1] - x[0]) // 4], offsets=x)
+    tensors["y"] = entry(shape=[(y[1] - y[0]) // 4], offsets=y)["x"]
+    return safetensors(tensors, b"\0" * 48)
 
 
 def test_tensors_come_back_as_they_were_saved(tmp_path: Path) -> None:
@@ -140,6 +150,12 @@ HOSTILE = {
     "offset negative": (safetensors(entry(offsets=[-24, 0])), "at bytes [-24, 0]"),
     "offset too few": (safetensors(entry(offsets=[24])), "at bytes [24]"),
     "offsets of another size": (safetensors(entry(offsets=[0, 23])), "at bytes [0, 23]"),
+    "overlap": (two([0, 24], [20, 44]), "'y' at bytes [20, 44], and byte 24 comes next"),
+    "same bytes": (two([0, 24], [0, 24]), "'y' at bytes [0, 24], and byte 24 comes next"),
+    "gap": (two([24, 48], [0, 20]), "'x' at bytes [24, 48], and byte 20 comes next"),
+    "gap before": (two([4, 28], [28, 48]), "'x' at bytes [4, 28], and byte 0 comes next"),
+    "bytes behind": (two([0, 24], [24, 44]), "44 bytes of tensors, it has 48"),
+    "no tensors": (safetensors({}), "0 bytes of tensors, it has 64"),
 }
 
 
@@ -153,7 +169,7 @@ def test_a_hostile_header_is_refused(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("metadata", [5, ["a"], {"a": 1}, {"a": [[[[]]]]}])
 def test_odd_metadata_never_end_in_another_error(tmp_path: Path, metadata: Any) -> None:
     path = tmp_path / "x.safetensors"
-    path.write_bytes(safetensors({"__metadata__": metadata, **entry()}))
+    path.write_bytes(safetensors({"__metadata__": metadata, **entry()}, b"\0" * 24))
     try:
         assert load_tensors(path)["x"].shape == (2, 3)
     except CheckpointError as error:
@@ -280,3 +296,84 @@ def test_what_a_killed_process_left_is_not_the_folder(tmp_path: Path) -> None:
     with new_folder(out) as folder:
         write_json(folder / "x.json", {"whole": True})
     assert read_json(out / "x.json") == {"whole": True}
+
+
+def test_tensors_may_lie_in_any_order(tmp_path: Path) -> None:
+    (tmp_path / "x.safetensors").write_bytes(two([24, 48], [0, 24]))
+    assert load_tensors(tmp_path / "x.safetensors").keys() == {"x", "y"}
+
+
+def test_a_new_folder_is_on_the_disk_before_it_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file, then the folder that names it, then the rename."""
+    out, steps = tmp_path / "out", []
+    names = {}
+
+    def note(handle: int) -> None:
+        steps.append(names[os.fstat(handle).st_ino])
+        assert not out.exists()
+
+    monkeypatch.setattr(os, "fsync", note)
+    with new_folder(out) as folder:
+        (folder / "below").mkdir()
+        for name in ("x.json", "below/y.json"):
+            write_json(folder / name, {})
+        for path in (folder, *folder.rglob("*")):
+            names[path.stat().st_ino] = str(path.relative_to(folder))
+        assert steps == []
+    assert sorted(steps) == [".", "below", "below/y.json", "x.json"]
+    assert steps.index("x.json") < steps.index(".")
+    assert steps.index("below/y.json") < steps.index("below")
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_a_new_folder_that_the_disk_does_not_take_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def fail(handle: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with (
+        pytest.raises(CheckpointError, match="cannot be written"),
+        new_folder(tmp_path / "out") as folder,
+    ):
+        write_json(folder / "x.json", {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_that_cannot_sync_is_used_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(handle: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with new_folder(tmp_path / "out") as folder:
+        write_json(folder / "x.json", {})
+    assert read_json(tmp_path / "out" / "x.json") == {}
+
+
+def test_what_killed_processes_left_goes_after_a_day(tmp_path: Path) -> None:
+    """Only folders of this name, only old ones, and none that is a link."""
+    ages = {
+        "o[u]t.partial-0123abcd": 25,
+        "o[u]t.partial-89abcdef": 23,
+        "out.partial-0123abcd": 25,
+        "o[u]t.partial-mine": 25,
+        "o[u]t.partial-0123abcd.kept": 25,
+        "other": 25,
+    }
+    for name, hours in ages.items():
+        (tmp_path / name).mkdir()
+        write_json(tmp_path / name / "x.json", {})
+        os.utime(tmp_path / name, (time.time() - hours * 3600,) * 2)
+    link = tmp_path / "o[u]t.partial-00000000"
+    link.symlink_to(tmp_path / "other")
+    os.utime(link, (0, 0), follow_symlinks=False)
+    with new_folder(tmp_path / "o[u]t"):
+        pass
+    del ages["o[u]t.partial-0123abcd"]
+    assert {path.name for path in tmp_path.iterdir()} == {*ages, "o[u]t", link.name}
+    assert read_json(link / "x.json") == {}

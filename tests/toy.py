@@ -13,7 +13,7 @@ from mlx.utils import tree_map_with_path
 from redrafter_mlx.config import DrafterConfig
 from redrafter_mlx.loading.model import LoadedModel
 from redrafter_mlx.models.decoder import Decoder
-from redrafter_mlx.models.drafter import Drafter, RecurrentDrafter
+from redrafter_mlx.models.drafter import Drafter, DraftStep, RecurrentDrafter
 from redrafter_mlx.models.target_config import RopeConfig, TargetConfig
 
 TOY_TARGET = TargetConfig(
@@ -71,7 +71,34 @@ def toy_drafter(target: Decoder, seed: int = 1, **changes: Any) -> Drafter:
 
 
 def toy_model(
-    target: Decoder, drafter: Drafter | None = None, eos_ids: Sequence[int] = ()
+    target: Decoder, drafter: Any = None, eos_ids: Sequence[int] = (), tokenizer: Any = None
 ) -> LoadedModel:
-    """Return a model in memory, without a tokenizer."""
-    return LoadedModel("toy", None, target, drafter, None, frozenset(eos_ids))
+    """Return a model in memory."""
+    return LoadedModel("toy", None, target, drafter, tokenizer, frozenset(eos_ids))
+
+
+class Oracle:
+    """A drafter that knows the answer: it finds its place by the target's hidden state."""
+
+    token_ids = None
+
+    def __init__(self, target: Decoder, prompt: list[int], answer: list[int]) -> None:
+        tokens = mx.array(prompt + answer)
+        hidden = target(tokens, target.make_kv_cache())
+        self._hidden = hidden[len(prompt) - 1 :]
+        self._answer = mx.array([*answer, 0])
+        self._vocab_size = target.config.vocab_size
+
+    def context(self, hidden: mx.array) -> mx.array:
+        return hidden
+
+    def first_state(self, hidden: mx.array) -> mx.array:
+        distance = mx.square(self._hidden - hidden).sum(axis=-1)
+        return mx.argmin(distance, keepdims=True)[None].astype(mx.float32)
+
+    def step(
+        self, hidden: mx.array, context: mx.array, state: mx.array, tokens: mx.array
+    ) -> DraftStep:
+        state = mx.minimum(state + 1, self._answer.shape[0] - 1)
+        right = self._answer[state[:, 0].astype(mx.int32)]
+        return DraftStep(state, 50.0 * (mx.arange(self._vocab_size) == right[:, None]))

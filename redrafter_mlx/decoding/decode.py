@@ -22,6 +22,14 @@ from redrafter_mlx.models.kv_cache import KVCache
 PREFILL_STEP = 512
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Tokens that a pass brought, in order; the first ``num_drafted`` were draft tokens."""
+
+    tokens: list[int]
+    num_drafted: int
+
+
 @dataclass(slots=True)
 class DecodeState:
     """What one decode carries from pass to pass.
@@ -40,15 +48,16 @@ class DecodeState:
     num_left: int
     stop_ids: frozenset[int]
 
-    def take(self, run: list[int]) -> list[int]:
-        """Cut a run where the answer ends, and count what is left of it."""
-        run = run[: self.num_left]
-        self.num_left -= len(run)
-        for place, token in enumerate(run):
+    def take(self, tokens: list[int], num_drafted: int = 0) -> Run:
+        """Cut what a pass brought where the answer ends, and count what is left of it."""
+        tokens = tokens[: self.num_left]
+        self.num_left -= len(tokens)
+        for place, token in enumerate(tokens):
             if token in self.stop_ids:
                 self.num_left = 0
-                return run[: place + 1]
-        return run
+                tokens = tokens[: place + 1]
+                break
+        return Run(tokens, num_drafted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +89,8 @@ def decode(
 
     Args:
         model: The target, with or without a drafter; the text is the same.
-        kv_cache: Holds ``prompt[: kv_cache.offset]``; the rest is prefilled.
+        kv_cache: Holds ``prompt[: kv_cache.offset]``; the rest, at least the last token, is
+            prefilled.
         prompt: Token ids.
         config: Limits, sampling and the draft's shape.
         stats: Updated before each token is yielded.
@@ -89,6 +99,7 @@ def decode(
         PromptError: The prompt is empty or leaves no room for an answer.
     """
     num_left = _room_for_answer(model.target, prompt, config)
+    kv_cache.rewind(len(prompt) - 1)
     stop_ids = frozenset() if config.ignore_eos else model.eos_ids
     stats.prompt_tokens, stats.cached_tokens = len(prompt), kv_cache.offset
     num_emitted = 0
@@ -97,9 +108,9 @@ def decode(
         next_token = _choose_next(model.target, hidden, kv_cache, config.sampling)
         state = DecodeState(kv_cache, hidden, next_token, num_left, stop_ids)
         for run in _runs(model, state, config, stats):
-            for token in run:
+            for place, token in enumerate(run.tokens):
                 num_emitted += 1
-                stats.record_token()
+                stats.record_token(place + 1 if place < run.num_drafted else None)
                 yield token
     finally:
         # The first token is prefill's, and the last one is never in the cache.
@@ -115,12 +126,16 @@ def _room_for_answer(target: Decoder, prompt: Sequence[int], config: GenerationC
             f"The prompt has {len(prompt)} tokens and the model's context holds {max_positions} "
             "with the answer; shorten the prompt."
         )
-    return min(config.max_tokens, max_positions - len(prompt))
+    return most_tokens(config.max_tokens, len(prompt), max_positions)
+
+
+def most_tokens(max_tokens: int, num_prompt_tokens: int, max_positions: int) -> int:
+    """Return how long an answer can be: prompt and answer fill the context at most."""
+    return min(max_tokens, max_positions - num_prompt_tokens)
 
 
 def _prefill(target: Decoder, kv_cache: KVCache, prompt: Sequence[int]) -> mx.array:
     """Run the prompt in chunks, so that no command is very long; return the last hidden state."""
-    assert prompt
     tokens = mx.array(np.asarray(prompt, np.int32))
     for start in range(0, len(prompt), PREFILL_STEP):
         chunk = tokens[start : start + PREFILL_STEP]
@@ -140,7 +155,7 @@ def _choose_next(
 
 def _runs(
     model: LoadedModel, state: DecodeState, config: GenerationConfig, stats: DecodeStats
-) -> Iterator[list[int]]:
+) -> Iterator[Run]:
     shape = config.beam or default_beam_shape()
     if model.drafter is None or shape.num_draft_steps == 0 or shape.max_rows == 1:
         return _decode_plainly(model.target, state, config.sampling, stats)
@@ -149,7 +164,7 @@ def _runs(
 
 def _decode_plainly(
     target: Decoder, state: DecodeState, sampling: SamplingConfig, stats: DecodeStats
-) -> Iterator[list[int]]:
+) -> Iterator[Run]:
     """Yield one token a pass; each pass is begun before the last one's token is read."""
     mx.async_eval(state.next_token)
     while state.num_left:
@@ -160,7 +175,7 @@ def _decode_plainly(
             state.next_token = _choose_next(target, state.hidden, state.kv_cache, sampling)
             mx.async_eval(state.next_token)
         if stats.emitted_tokens:
-            stats.record_round(rows=1, depth=0, accepted_count=0)
+            stats.record_round(rows=1, depth=0)
         yield state.take(np.array(token).tolist())
 
 
@@ -171,7 +186,7 @@ def _decode_in_rounds(
     shape: BeamShape,
     sampling: SamplingConfig,
     stats: DecodeStats,
-) -> Iterator[list[int]]:
+) -> Iterator[Run]:
     """Yield a round's tokens together: accepted draft tokens, then the target's own."""
     kv_cache = state.kv_cache
     drafted = draft(drafter, state.hidden, state.next_token, shape)
@@ -187,9 +202,9 @@ def _decode_in_rounds(
         drafted = draft(drafter, state.hidden, state.next_token, shape)
         result = _read_round(accepted, state.next_token, drafted)
         kv_cache.commit(result.path)
-        run = state.take([*tree.tokens[result.path[1:]].tolist(), result.next_token])
-        stats.record_round(tree.num_rows, tree.max_depth, min(len(result.path) - 1, len(run)))
-        yield run
+        stats.record_round(tree.num_rows, tree.max_depth)
+        drafted_tokens = tree.tokens[result.path[1:]].tolist()
+        yield state.take([*drafted_tokens, result.next_token], len(drafted_tokens))
 
 
 def _read_round(accepted: Accepted | None, next_token: mx.array, drafted: Draft) -> RoundResult:

@@ -21,6 +21,8 @@ class DecodeStats:
         accepted_by_depth: Rounds that kept one at that depth.
         prefill_seconds: From the call to the first token.
         decode_seconds: From the first token to the latest.
+        started_at: ``time.perf_counter`` at the call.
+        first_token_at: The same at the first token.
     """
 
     prompt_tokens: int = 0
@@ -35,7 +37,7 @@ class DecodeStats:
     started_at: float = field(default_factory=time.perf_counter)
     first_token_at: float | None = None
 
-    def record_round(self, rows: int, depth: int, accepted_count: int) -> None:
+    def record_round(self, rows: int, depth: int) -> None:
         """Count one target pass over ``rows`` rows that offered ``depth`` draft tokens."""
         self.num_rounds += 1
         self.verified_rows += rows
@@ -44,12 +46,13 @@ class DecodeStats:
         self.accepted_by_depth += [0] * missing
         for level in range(depth):
             self.drafted_by_depth[level] += 1
-            self.accepted_by_depth[level] += level < accepted_count
 
-    def record_token(self) -> None:
-        """Count one emitted token and note the time."""
+    def record_token(self, draft_depth: int | None = None) -> None:
+        """Count one emitted token and note the time; ``draft_depth`` is a draft token's, from 1."""
         now = time.perf_counter()
         self.emitted_tokens += 1
+        if draft_depth is not None:
+            self.accepted_by_depth[draft_depth - 1] += 1
         if self.first_token_at is None:
             self.first_token_at = now
             self.prefill_seconds = now - self.started_at

@@ -6,6 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from redrafter_mlx.config import DrafterConfig
+from redrafter_mlx.convert.drafter_file import check_draft_vocab, check_entries
+from redrafter_mlx.convert.names import DRAFT_VOCAB
 from redrafter_mlx.errors import CheckpointError, ShapeError
 from redrafter_mlx.loading.modules import compute_dtype, dequantized, fill
 from redrafter_mlx.models.decoder import Decoder
@@ -22,7 +24,7 @@ def load_drafter(folder: Path, target: Decoder, dtype: str = "auto") -> Drafter:
         dtype: See ``compute_dtype``: quantised layers stay so unless it asks for a dtype.
 
     Raises:
-        CheckpointError: The files do not go together.
+        CheckpointError: The files do not go together, or hold what is no number or no token.
         ShapeError: The drafter does not fit the target.
     """
     if not folder.is_dir():
@@ -35,7 +37,9 @@ def load_drafter(folder: Path, target: Decoder, dtype: str = "auto") -> Drafter:
     wanted = compute_dtype(dtype)
     if wanted is not None:
         tensors = dequantized(tensors, settings, wanted)
+    check_entries(tensors, folder)
     fill(network, tensors, settings, what="drafter")
+    check_draft_vocab(tensors.get(DRAFT_VOCAB), config, folder)
     network.set_dtype(target.model.norm.weight.dtype)
     return Drafter(network, target)
 

@@ -43,7 +43,7 @@ class LoadedModel:
 
 
 def load(
-    name_or_path: str, *, drafter: str | Path | None = "auto", dtype: str = "auto"
+    name_or_path: str | Path, *, drafter: str | Path | None = "auto", dtype: str = "auto"
 ) -> LoadedModel:
     """Load a model, and the drafter that goes with it.
 
@@ -58,18 +58,19 @@ def load(
         CheckpointError: A file is missing or broken, or the model is not supported.
         ShapeError: An explicit drafter does not fit the model.
     """
-    folder = resolve_model(name_or_path)
+    name = str(name_or_path)
+    folder = resolve_model(name)
     target = load_target(folder, dtype)
     tokenizer = load_tokenizer(folder)
-    found = _find_drafter(name_or_path, folder, target, drafter, dtype)
+    found = _find_drafter(name, folder, target, drafter, dtype)
     return LoadedModel(
-        name=name_or_path,
+        name=name,
         folder=folder,
         target=target,
         drafter=found.drafter,
         tokenizer=tokenizer,
         eos_ids=eos_ids(folder, tokenizer),
-        notices=found.notices,
+        notices=(*found.notices, *_template_notice(name, tokenizer)),
     )
 
 
@@ -104,6 +105,12 @@ def eos_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
     return frozenset(token for token in named if isinstance(token, int))
 
 
+def _template_notice(name: str, tokenizer: Any) -> tuple[str, ...]:
+    if getattr(tokenizer, "chat_template", None):
+        return ()
+    return (f"{name} has no chat template: prompts are taken as they are.",)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _FoundDrafter:
     drafter: Drafter | None
@@ -122,8 +129,8 @@ def _find_drafter(
         return _FoundDrafter(
             None,
             (
-                f"No drafter was found for {name}: decoding plainly. Import one with "
-                "redrafter-mlx convert, or name its folder with --drafter.",
+                f"No drafter was found for {name}: decoding plainly. redrafter-mlx convert "
+                "imports one; give its folder as the drafter.",
             ),
         )
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import mlx.core as mx
@@ -13,6 +14,14 @@ from redrafter_mlx.config import DTYPES
 from redrafter_mlx.errors import CheckpointError, ConfigError
 
 Tensors = dict[str, mx.array]
+
+# The (group_size, bits) that each of MLX's modes has kernels for.
+_PACKINGS = {
+    "affine": frozenset(product((32, 64, 128), (2, 3, 4, 5, 6, 8))),
+    "mxfp4": frozenset({(32, 4)}),
+    "mxfp8": frozenset({(32, 8)}),
+    "nvfp4": frozenset({(16, 4)}),
+}
 
 
 def compute_dtype(dtype: str) -> mx.Dtype | None:
@@ -32,13 +41,14 @@ def quantization_of(path: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return MLX's arguments for one quantised module: its own settings, or the common ones."""
     own = settings.get(path)
     chosen = own if isinstance(own, Mapping) else settings
-    try:
-        arguments = {"group_size": int(chosen["group_size"]), "bits": int(chosen["bits"])}
-    except (KeyError, TypeError, ValueError) as error:
+    mode = chosen.get("mode", "affine")
+    packing = (chosen.get("group_size"), chosen.get("bits"))
+    if not isinstance(mode, str) or packing not in _PACKINGS.get(mode, ()):
         raise CheckpointError(
-            f"{path} is quantised, but config.json does not say its group_size and bits."
-        ) from error
-    return {**arguments, "mode": chosen.get("mode", "affine")}
+            f"{path} is quantised with mode {mode!r}, group_size {packing[0]!r} and bits "
+            f"{packing[1]!r} by config.json, which MLX has no kernel for; get the model again."
+        )
+    return {"group_size": packing[0], "bits": packing[1], "mode": mode}
 
 
 def dequantized(tensors: Tensors, settings: Mapping[str, Any], dtype: mx.Dtype) -> Tensors:
@@ -79,14 +89,17 @@ def fill(module: nn.Module, tensors: Tensors, settings: Mapping[str, Any], what:
         what: "model" or "drafter", for messages.
 
     Raises:
-        CheckpointError: A tensor is missing, left over or of a wrong shape.
+        CheckpointError: A tensor is missing, left over or of a wrong shape or dtype.
     """
 
     def as_stored(path: str, part: nn.Module) -> bool | dict[str, Any]:
         is_quantized = f"{path}.scales" in tensors and hasattr(part, "to_quantized")
         return quantization_of(path, settings) if is_quantized else False
 
-    nn.quantize(module, class_predicate=as_stored)
+    try:
+        nn.quantize(module, class_predicate=as_stored)
+    except ValueError as error:
+        raise CheckpointError(f"The {what} cannot be quantised as stored: {error}.") from error
     _check_names(module, tensors, what)
     module.load_weights(list(tensors.items()))
     module.freeze()
@@ -105,3 +118,17 @@ def _check_names(module: nn.Module, tensors: Tensors, what: str) -> None:
                 f"{name} of the {what} has shape {tensor.shape}, but config.json asks for "
                 f"{expected[name].shape}."
             )
+        if _kind(tensor) != _kind(expected[name]):
+            raise CheckpointError(
+                f"{name} of the {what} holds {_name(tensor.dtype)}, expected "
+                f"{_name(expected[name].dtype)}."
+            )
+
+
+def _name(dtype: mx.Dtype) -> str:
+    return str(dtype).removeprefix("mlx.core.")
+
+
+def _kind(tensor: mx.array) -> mx.Dtype | mx.DtypeCategory:
+    """Return what a tensor must share with the one it replaces: any float stands for any."""
+    return mx.floating if mx.issubdtype(tensor.dtype, mx.floating) else tensor.dtype

@@ -8,7 +8,6 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import TargetIdentity
 from redrafter_mlx.errors import CheckpointError
@@ -32,6 +31,7 @@ def load_target(folder: Path, dtype: str = "auto") -> Decoder:
     config = TargetConfig.from_dict(settings)
     tensors = _needed(load_tensors(folder), config)
     decoder = Decoder(config, is_tied="lm_head.weight" not in tensors)
+    decoder.fingerprint = fingerprint(tensors)
     quantization = _quantization(settings)
     wanted = compute_dtype(dtype)
     if wanted is not None:
@@ -41,20 +41,26 @@ def load_target(folder: Path, dtype: str = "auto") -> Decoder:
 
 
 def identify(name: str, target: Decoder) -> TargetIdentity:
-    """Return what identifies a target, the same for each precision of its weights."""
-    parameters = dict(tree_flatten(target.parameters()))
-    digest = hashlib.sha256()
-    for key in sorted(key for key in parameters if "norm" in key):
-        norm = np.array(parameters[key].astype(mx.float16))
-        digest.update(norm.tobytes())
+    """Return what identifies a target, whatever dtype it was loaded in."""
     return TargetIdentity(
         name=name,
         model_type=target.config.model_type,
         hidden_size=target.config.hidden_size,
         vocab_size=target.config.vocab_size,
         num_layers=target.config.num_layers,
-        fingerprint=digest.hexdigest(),
+        fingerprint=target.fingerprint,
     )
+
+
+def fingerprint(tensors: Tensors) -> str:
+    """Return a hex digest of the normalisation weights, which quantisation leaves alone.
+
+    They are taken in float16, so that a copy in another precision has the same digest.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(name for name in tensors if name.endswith("norm.weight")):
+        digest.update(np.array(tensors[name].astype(mx.float16)).tobytes())
+    return digest.hexdigest()
 
 
 def _needed(tensors: Tensors, config: TargetConfig) -> Tensors:

@@ -138,12 +138,19 @@ class LayerStack(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The target model at batch size 1."""
+    """The target model at batch size 1.
+
+    Attributes:
+        config: Sizes and switches.
+        fingerprint: Hex digest of the normalisation weights as stored; empty for a model
+            that comes from no file.
+    """
 
     def __init__(self, config: TargetConfig, *, is_tied: bool) -> None:
         """Make the modules; ``is_tied``: the output head is the embedding's matrix."""
         super().__init__()
         self.config = config
+        self.fingerprint = ""
         self.model = LayerStack(config)
         if not is_tied:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)

@@ -48,7 +48,7 @@ class LetterTokenizer:
 
 
 def load(
-    name_or_path: str, *, drafter: str | Path | None = "auto", dtype: str = "auto"
+    name_or_path: str | Path, *, drafter: str | Path | None = "auto", dtype: str = "auto"
 ) -> LoadedModel:
     """Return the tiny model, whatever was asked for."""
     target = toy_target(vocab_size=NUM_TOKENS, max_positions=100_000)

@@ -85,6 +85,15 @@ def test_fewer_candidates_than_beams_are_all_kept():
     assert drafted.tokens.shape == (VOCAB + 64,)
 
 
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_half_precision_scores_are_normalised_in_float32(dtype):
+    logits = (mx.random.normal((1, 5000), key=mx.random.key(2)) * 8).astype(dtype)
+    best = best_continuations(logits, mx.array([0.0]), 3)
+    exact = np.array(logits.astype(mx.float32))[0].astype(np.float64)
+    exact -= np.log(np.exp(exact).sum())
+    assert np.abs(np.array(best.log_probs) - exact[np.array(best.columns)]).max() < 1e-5
+
+
 def test_joint_scores_are_log_probabilities():
     """Law: over all continuations the probabilities sum to the beam's own."""
     logits = mx.random.normal((2, VOCAB)) * 4

@@ -12,37 +12,11 @@ from redrafter_mlx.config import BeamShape, GenerationConfig, SamplingConfig
 from redrafter_mlx.decoding.decode import PREFILL_STEP, decode
 from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.errors import PromptError
-from redrafter_mlx.models.drafter import DraftStep
-from tests.toy import toy_drafter, toy_model, toy_target
+from tests.toy import Oracle, toy_drafter, toy_model, toy_target
 
 PROMPT = [7, 3, 9, 1, 22]
 SHAPES = [BeamShape(*shape) for shape in [(1, 2), (1, 5), (2, 3), (3, 4), (8, 8), (50, 3)]]
 SAMPLED = SamplingConfig(temperature=0.8, top_p=0.95, seed=5)
-
-
-class Oracle:
-    """A drafter that knows the answer: it finds its place by the target's hidden state."""
-
-    token_ids = None
-
-    def __init__(self, target, prompt: list[int], answer: list[int]) -> None:
-        tokens = mx.array(prompt + answer)
-        hidden = target(tokens, target.make_kv_cache())
-        self._hidden = hidden[len(prompt) - 1 :]
-        self._answer = mx.array([*answer, 0])
-        self._vocab_size = target.config.vocab_size
-
-    def context(self, hidden):
-        return hidden
-
-    def first_state(self, hidden):
-        distance = mx.square(self._hidden - hidden).sum(axis=-1)
-        return mx.argmin(distance, keepdims=True)[None].astype(mx.float32)
-
-    def step(self, hidden, context, state, tokens):
-        state = mx.minimum(state + 1, self._answer.shape[0] - 1)
-        right = self._answer[state[:, 0].astype(mx.int32)]
-        return DraftStep(state, 50.0 * (mx.arange(self._vocab_size) == right[:, None]))
 
 
 def answer(model, config=None, prompt=PROMPT, stats=None, **changes) -> list[int]:
@@ -150,6 +124,30 @@ def test_closed_after_any_token_the_cache_is_right_and_goes_on(shape):
         assert list(itertools.islice(rest, 16 - count)) == expected[count:]
 
 
+def test_a_cache_that_holds_the_whole_prompt_runs_its_last_token_again():
+    """Law: a repeated prompt on one cache gives the same answer."""
+    target = toy_target()
+    kv_cache, model = target.make_kv_cache(), toy_model(target, toy_drafter(target))
+    config = GenerationConfig(max_tokens=8, beam=BeamShape(2, 3))
+    answers = [list(decode(model, kv_cache, PROMPT, config, DecodeStats())) for _ in range(3)]
+    assert answers[0] == answers[1] == answers[2]
+
+
+@pytest.mark.parametrize("count", range(1, 10))
+def test_a_draft_token_counts_as_accepted_when_it_is_yielded(count):
+    """Law: nothing behind the last yielded token is counted."""
+    target = toy_target()
+    expected = answer(toy_model(target), max_tokens=12)
+    model, stats = toy_model(target, Oracle(target, PROMPT, expected)), DecodeStats()
+    config = GenerationConfig(max_tokens=12, beam=BeamShape(1, 5))
+    decoded = decode(model, target.make_kv_cache(), PROMPT, config, stats)
+    assert list(itertools.islice(decoded, count)) == expected[:count]
+    decoded.close()
+    assert stats.emitted_tokens == count
+    in_rounds = (count - 1) - (count - 1) // 5
+    assert sum(stats.accepted_by_depth) == in_rounds
+
+
 def test_closed_before_the_first_token_nothing_is_wrong():
     target = toy_target()
     kv_cache = target.make_kv_cache()
@@ -181,10 +179,10 @@ def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers():
 def test_a_long_prompt_is_prefilled_in_chunks_to_the_same_text(size):
     target = toy_target(max_positions=2048)
     prompt = mx.random.randint(0, 50, (size,), key=mx.random.key(0)).tolist()
-    hidden = target(mx.array(prompt), target.make_kv_cache())
-    first = int(np.array(target.logits(hidden[-1:])).argmax())
     model = toy_model(target, toy_drafter(target))
-    assert answer(model, prompt=prompt, max_tokens=5, beam=BeamShape(2, 3))[0] == first
+    tokens = answer(model, prompt=prompt, max_tokens=5, beam=BeamShape(2, 3))
+    hidden = target(mx.array(prompt + tokens), target.make_kv_cache())
+    assert np.array(target.logits(hidden)).argmax(axis=-1)[size - 1 : -1].tolist() == tokens
 
 
 def test_a_cached_prefix_changes_nothing_but_the_count():

@@ -150,12 +150,12 @@ def _clean(rows):
     return np.maximum(rows, 0).tolist()
 
 
-def law_p(tree, prefix_logits, config, *, steps=None, rule=accept):
+def law_p(tree, prefix_logits, config, *, steps=None, rule=accept, emit=emit):
     counts = np.zeros((VOCAB,) * DEPTH)
     steps = tree.depths if steps is None else steps
     for start in range(0, NUM_DRAWS, BATCH):
         emitted = emit(tree, prefix_logits, config, start, steps=steps, rule=rule)
-        np.add.at(counts, (emitted[:, 0], emitted[:, 1], emitted[:, 2]), 1)
+        np.add.at(counts, tuple(emitted.T), 1)
     return chi_square_p(counts, exact_joint(prefix_logits, config))
 
 
@@ -165,7 +165,8 @@ def drafted_tree(target, width: int, length: int) -> DraftTree:
     drafted = draft(drafter, hidden, mx.array([PROMPT[-1]]), BeamShape(width, length))
     tokens = np.append(np.int32(PROMPT[-1]), np.array(drafted.tokens))
     parents = np.append(np.int32(0), np.array(drafted.parents))
-    return DraftTree.from_rows(tokens, parents, np.zeros(len(tokens), np.float32))
+    log_probs = np.append(np.float32(0), np.array(drafted.log_probs))
+    return DraftTree.from_rows(tokens, parents, log_probs)
 
 
 def tree_with_duplicates(prefix_logits):
@@ -222,19 +223,24 @@ def test_picking_the_longest_of_two_duplicates_fails(prefix_logits):
     assert p_value < 1e-9
 
 
+def emit_by_ratio(tree, prefix_logits, config, start, *, steps, rule):
+    """Keep the draft token with probability p / q, else draw from the rest of p over q."""
+    rng = np.random.default_rng(start)
+    p, q = exact_probs(prefix_logits[()], config), np.full(VOCAB, np.nan)
+    token = int(tree.tokens[1])
+    q[token] = np.exp(tree.log_probs[1])
+    q[np.arange(VOCAB) != token] = (1.0 - q[token]) / (VOCAB - 1)
+    rest = np.maximum(p - q, 0.0)
+    is_kept = rng.random(BATCH) < p[token] / q[token]
+    emitted = np.full((BATCH, DEPTH), -1)
+    emitted[:, 0] = np.where(is_kept, token, rng.choice(VOCAB, BATCH, p=rest / rest.sum()))
+    return fill_up(emitted, np.ones(BATCH), prefix_logits, config, start)
+
+
 def test_accepting_by_the_ratio_of_target_and_drafter_fails(target, prefix_logits):
     """The p/q test is exact for drafts sampled from q; a beam's best token is not one."""
-    config = SETTINGS[2]
-    rng = np.random.default_rng(0)
-    target_probs = exact_probs(prefix_logits[()], config)
-    draft_probs = np.full(VOCAB, 0.06)
-    token = drafted_tree(target, 1, 2).tokens[1]
-    draft_probs[token] = 0.58
-    residual = np.maximum(target_probs - draft_probs, 0.0)
-    is_kept = rng.random(NUM_DRAWS) < target_probs[token] / draft_probs[token]
-    other = rng.choice(VOCAB, NUM_DRAWS, p=residual / residual.sum())
-    counts = np.bincount(np.where(is_kept, token, other), minlength=VOCAB)
-    assert chi_square_p(counts, target_probs) < 1e-9
+    tree = drafted_tree(target, 1, 2)
+    assert law_p(tree, prefix_logits, SETTINGS[2], emit=emit_by_ratio) < 1e-9
 
 
 @pytest.mark.parametrize("shape", [None, (2, 3)], ids=str)

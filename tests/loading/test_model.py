@@ -15,7 +15,7 @@ from redrafter_mlx.loading.drafter import load_drafter
 from redrafter_mlx.loading.modules import compute_dtype
 from redrafter_mlx.loading.target import identify, load_target
 from redrafter_mlx.models.drafter import RecurrentDrafter
-from redrafter_mlx.weights import save_tensors, write_json
+from redrafter_mlx.weights import load_tensors, save_tensors, write_json
 from tests.toy import randomize, toy_target
 
 SETTINGS = {
@@ -52,6 +52,33 @@ def decoder():
     return toy_target(vocab_size=64, **SIZES)
 
 
+QUANTIZED = {"group_size": 32, "bits": 4}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"group_size": 0},
+        {"group_size": 48},
+        {"group_size": None},
+        {"bits": 7},
+        {"bits": "four"},
+        {"mode": "odd"},
+        {"mode": 5},
+        {"group_size": 128},
+        {"bits": 8},
+    ],
+)
+@pytest.mark.parametrize("dtype", ["stored", "float32"])
+def test_a_quantisation_that_mlx_does_not_have_is_refused(tmp_path, decoder, wrong, dtype):
+    """Law: a wrong config.json is one sentence; MLX itself dies of a group of 0."""
+    nn.quantize(decoder, **QUANTIZED)
+    folder = write_target(tmp_path, decoder, {"quantization": QUANTIZED | wrong})
+    with pytest.raises(CheckpointError) as caught:
+        load_target(folder, dtype)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_loaded_target_gives_the_logits_of_the_one_written(tmp_path, decoder):
     loaded = load_target(write_target(tmp_path, decoder), "float32")
     assert mx.array_equal(logits_of(loaded), logits_of(decoder))
@@ -79,6 +106,7 @@ def test_tied_and_untied_heads_with_and_without_the_tensor(tmp_path, key, has_he
         ({"drop": ["model.norm.weight"]}, r"lacks the tensor model\.norm\.weight"),
         ({"extra": {"model.odd": mx.zeros(3)}}, r"tensor model\.odd that has no place"),
         ({"extra": {"model.norm.weight": mx.zeros(3)}}, r"model\.norm\.weight .* \(3,\)"),
+        ({"extra": {"model.norm.weight": mx.zeros(64, mx.int32)}}, r"norm\.weight .* int32"),
         ({"changes": {"quantization": 4}}, "quantization is 4"),
         ({"changes": {"quantization_config": {"quant_method": "gptq"}}}, "'gptq'"),
     ],
@@ -128,12 +156,20 @@ def test_dtype_casts_and_auto_is_float32_on_a_cpu(tmp_path, decoder):
         compute_dtype("int8")
 
 
-def test_a_fingerprint_survives_a_cast_and_tells_models_apart(tmp_path, decoder):
-    folder = write_target(tmp_path, decoder)
-    full, half = load_target(folder, "float32"), load_target(folder, "float16")
-    assert identify("a", full) == identify("a", half)
-    other = toy_target(seed=9, vocab_size=64, **SIZES)
-    assert identify("a", full).fingerprint != identify("a", other).fingerprint
+def test_a_fingerprint_survives_every_cast_and_tells_models_apart(tmp_path, decoder):
+    folder = write_target(tmp_path / "one", decoder)
+    targets = [load_target(folder, dtype) for dtype in ("float32", "float16", "bfloat16")]
+    assert len({identify("a", target) for target in targets}) == 1
+    other = write_target(tmp_path / "other", toy_target(seed=9, vocab_size=64, **SIZES))
+    assert identify("a", load_target(other)).fingerprint != targets[0].fingerprint
+    half = {name: value.astype(mx.float16) for name, value in norms_of(decoder).items()}
+    copy = write_target(tmp_path / "copy", decoder, extra=half)
+    assert load_target(copy).fingerprint == targets[0].fingerprint
+
+
+def norms_of(decoder):
+    parameters = dict(tree_flatten(decoder.parameters()))
+    return {name: value for name, value in parameters.items() if "norm" in name}
 
 
 def write_drafter(folder, **changes):
@@ -167,8 +203,41 @@ def test_a_drafter_of_a_newer_format_or_with_an_odd_key_is_refused(tmp_path, dec
         load_drafter(folder, decoder)
 
 
+@pytest.mark.parametrize("ids", [[0, 1_000_000], [-1, 3], [3, 3], [0.5, 1.0]])
+def test_a_draft_vocabulary_outside_the_vocabulary_is_refused(tmp_path, decoder, ids):
+    """Law: MLX gathers out of bounds without a word, so ids are checked before."""
+    folder = write_drafter(tmp_path / "drafter", draft_vocab_size=2)
+    tensors = load_tensors(folder)
+    kind = mx.float32 if isinstance(ids[0], float) else mx.int32
+    save_tensors(folder / "model.safetensors", tensors | {"draft_vocab": mx.array(ids, kind)})
+    with pytest.raises(CheckpointError, match="draft_vocab"):
+        load_drafter(folder, decoder)
+
+
+def test_a_drafter_with_nan_is_refused_by_the_tensors_name(tmp_path, decoder):
+    folder = write_drafter(tmp_path / "drafter")
+    tensors = load_tensors(folder)
+    spoilt = tensors | {"rnn_w.weight": mx.full((64, 64), mx.nan)}
+    save_tensors(folder / "model.safetensors", spoilt)
+    with pytest.raises(CheckpointError, match=r"rnn_w\.weight"):
+        load_drafter(folder, decoder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("exit_dim", 64.5), ("num_draft_layers", "2"), ("rnn", "no"), ("vocab_size", True)],
+)
+def test_a_drafters_config_with_a_wrong_type_is_refused_by_its_key(tmp_path, decoder, key, value):
+    folder = write_drafter(tmp_path / "drafter")
+    values = json.loads((folder / "config.json").read_text())
+    write_json(folder / "config.json", values | {key: value})
+    with pytest.raises(CheckpointError, match=key):
+        load_drafter(folder, decoder)
+
+
 class FakeTokenizer:
     eos_token_id = 7
+    chat_template = "{{ messages }}"
 
 
 @pytest.fixture
@@ -178,12 +247,18 @@ def loadable(tmp_path, decoder, monkeypatch):
     return write_target(tmp_path / "model", decoder)
 
 
+def test_a_missing_chat_template_is_said_in_one_line(loadable, monkeypatch):
+    monkeypatch.setattr(FakeTokenizer, "chat_template", None)
+    (notice,) = loading.load(loadable, drafter=None).notices
+    assert "no chat template" in notice
+
+
 def test_no_drafter_found_is_said_in_one_line(loadable):
-    model = loading.load(str(loadable))
+    model = loading.load(loadable)
     assert model.drafter is None
     (notice,) = model.notices
     assert "decoding plainly" in notice
-    assert "--drafter" in notice
+    assert "convert" in notice
     assert loading.load(str(loadable), drafter=None).notices == ()
 
 
