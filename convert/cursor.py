@@ -14,6 +14,11 @@ import numpy.typing as npt
 from redrafter_mlx.errors import CheckpointError
 
 
+def shown(value: Any) -> str:
+    """Return a value from a file in one short line; numpy breaks the lines of an array."""
+    return " ".join(repr(value).split())[:60]
+
+
 class FileCursor:
     """A place in a file that only steps forward and cannot leave it.
 
@@ -77,7 +82,7 @@ class FileCursor:
     def aligned(self, alignment: Any) -> int:
         """Return the next multiple of ``alignment``, where the data begin."""
         if type(alignment) is not int or not 0 < alignment <= len(self.data):
-            raise self.fail(f"general.alignment is {alignment!r:.60}")
+            raise self.fail(f"general.alignment is {shown(alignment)}")
         return -(-self.position // alignment) * alignment
 
     def unique(self, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

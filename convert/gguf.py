@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from redrafter_mlx.convert.cursor import FileCursor
+from redrafter_mlx.convert.cursor import FileCursor, shown
 from redrafter_mlx.errors import CheckpointError
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4
 _DEFAULT_ALIGNMENT = 32
+_MAX_COUNT = 2**31 - 1  # MLX keeps a shape in int32
 
 # Value type -> numpy type; 8 is a string and 9 an array.
 _NUMBERS = {
@@ -105,12 +106,26 @@ class GgufFile:
         """Return a list of strings."""
         return self._value(key, list, "a list of strings", None)
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """Return a whole number that is at least 1."""
-        value: int = self._value(key, int, "a whole number", default)
-        if value < 1:
-            raise self._wrong(key, "a whole number from 1")
+    def whole_numbers(self, key: str) -> npt.NDArray[np.integer[Any]]:
+        """Return an array of whole numbers, empty where the key is missing."""
+        value = self.metadata.get(key, np.zeros(0, np.int32))
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
+            raise self._wrong(key, "an array of whole numbers")
         return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """Return a whole number from 1 to 2^31 - 1."""
+        value: int = self._value(key, int, "a whole number", default)
+        if not 1 <= value <= _MAX_COUNT:
+            raise self._wrong(key, f"a whole number from 1 to {_MAX_COUNT}")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """Return a number, whole or not."""
+        value = self.metadata.get(key, default)
+        if type(value) not in (int, float):
+            raise self._wrong(key, "a number")
+        return float(value)
 
     def positive(self, key: str, default: float | None = None) -> float:
         """Return a float32 that is finite and more than 0, with the fewest digits that tell it."""
@@ -126,8 +141,7 @@ class GgufFile:
         return value
 
     def _wrong(self, key: str, what: str) -> CheckpointError:
-        value = self.metadata.get(key)
-        found = f"{value!r:.60}" if key in self.metadata else "missing"
+        found = shown(self.metadata[key]) if key in self.metadata else "missing"
         return CheckpointError(f"{self.path}: {key} is {found}, not {what}; get another file.")
 
 

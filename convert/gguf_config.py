@@ -94,10 +94,10 @@ def _refuse_unsupported(gguf: GgufFile) -> None:
             "converted, so use the model's original repository."
         )
     for name in _UNSUPPORTED:
-        value = gguf.metadata.get(f"llama.{name}", 0)
+        value = gguf.number(f"llama.{name}", 0)
         if value:
             raise CheckpointError(
-                f"{gguf.path} has llama.{name} = {value!r:.40}, which is not supported; use a "
+                f"{gguf.path} has llama.{name} = {value:g}, which is not supported; use a "
                 "plain Llama."
             )
 
@@ -138,6 +138,11 @@ def _llama3_scaling(gguf: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]
     Only the factor differs between Llama 3.1, 3.2 and 3.3; it is the largest divisor.
     """
     divisors = find_tensor(gguf, ROPE_FREQS, (config["head_dim"] // 2,)).blocks.astype(np.float64)
+    if not (np.isfinite(divisors).all() and divisors.min() > 0.0):
+        raise CheckpointError(
+            f"{gguf.path} divides frequencies by NaN, infinity, 0 or less in {ROPE_FREQS}; get "
+            "another file."
+        )
     scaling = {
         "rope_type": "llama3",
         "factor": float(divisors.max()),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from redrafter_mlx.convert.cursor import shown
 from redrafter_mlx.convert.gguf import GgufFile
 from redrafter_mlx.errors import CheckpointError
 from redrafter_mlx.weights import write_json
@@ -110,7 +111,7 @@ def _token_id(gguf: GgufFile, word: str) -> int | None:
     token = gguf.metadata[key]
     num_tokens = len(gguf.strings("tokenizer.ggml.tokens"))
     if type(token) is not int or not 0 <= token < num_tokens:
-        raise _damaged(gguf, f"{key} is {token!r:.40} and there are {num_tokens} tokens")
+        raise _damaged(gguf, f"{key} is {shown(token)} and there are {num_tokens} tokens")
     return token
 
 
@@ -170,7 +171,7 @@ def _add_tokens(tokenizer: Tokenizer, gguf: GgufFile, tokens: list[str]) -> None
     """Make the control and the user-defined tokens match before all text."""
     from tokenizers import AddedToken
 
-    kinds = gguf.metadata.get("tokenizer.ggml.token_type", ())
+    kinds = gguf.whole_numbers("tokenizer.ggml.token_type").tolist()
     for text, kind in zip(tokens, kinds, strict=False):
         if kind in (_CONTROL, _USER_DEFINED):
             token = AddedToken(text, normalized=False, special=kind == _CONTROL)

@@ -7,13 +7,18 @@ checked against the size of its file before MLX sees it.
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import glob
 import json
 import math
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -25,6 +30,7 @@ MAX_JSON_BYTES = 64 << 20
 INDEX_FILE = "model.safetensors.index.json"
 _MAX_DIMENSIONS = 8
 _MAX_SIZE = 2**31 - 1  # MLX keeps a shape in int32
+_LEFTOVER_SECONDS = 24 * 3600
 _ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1,
     "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
@@ -41,7 +47,7 @@ def read_json(path: Path | str) -> dict[str, Any]:
             other than an object.
     """
     path = Path(path)
-    try:
+    with _refusing(_unreadable, path):
         num_bytes = path.stat().st_size
         if num_bytes > MAX_JSON_BYTES:
             raise CheckpointError(
@@ -49,8 +55,6 @@ def read_json(path: Path | str) -> dict[str, Any]:
                 "here; check that it is the right file."
             )
         return _parse_object(path.read_bytes(), str(path))
-    except OSError as error:
-        raise _unreadable(path, error) from error
 
 
 def write_json(path: Path | str, values: Mapping[str, Any]) -> None:
@@ -60,10 +64,8 @@ def write_json(path: Path | str, values: Mapping[str, Any]) -> None:
         CheckpointError: The file cannot be written.
     """
     text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
-    try:
+    with _refusing(_unwritable, path):
         Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise _unwritable(path, error) from error
 
 
 def load_tensors(path: Path | str) -> dict[str, mx.array]:
@@ -102,50 +104,69 @@ def save_tensors(path: Path | str, tensors: Mapping[str, mx.array]) -> None:
     Raises:
         CheckpointError: The file cannot be written.
     """
-    try:
+    with _refusing(_unwritable, path):
         mx.save_safetensors(str(path), dict(tensors), metadata={"format": "mlx"})
-    except (OSError, RuntimeError) as error:
-        raise _unwritable(path, error) from error
 
 
 @contextmanager
 def new_folder(path: Path | str) -> Iterator[Path]:
     """Give a folder to fill that takes its real name only when the block ends well.
 
-    The folder to fill is a sibling, ``NAME.partial-xxxxxxxx``, renamed in one step at the
-    end. It is removed on any exception; one that a killed process left behind bears
-    another name than the real folder, so nobody takes it for that.
+    The folder to fill is a sibling, ``NAME.partial-xxxxxxxx``, written through to the disk
+    and then renamed in one step. It is removed on any exception; one that a killed process
+    left behind bears another name than the real folder, so nobody takes it for that, and
+    goes with the next new folder of the name that is made a day later.
 
     Raises:
         CheckpointError: ``path`` exists already and is not an empty folder, somebody else
             made it meanwhile, or nothing can be written there.
     """
     path = Path(path).resolve()
+    _remove_leftovers(path)
     if os.path.exists(path) and not _is_empty_folder(path):
-        raise _occupied(path)
+        raise CheckpointError(
+            f"{path} exists and is not an empty folder; choose another or remove it."
+        )
     partial = path.with_name(f"{path.name}.partial-{secrets.token_hex(4)}")
     try:
-        _make_folder(partial)
+        with _refusing(_unwritable, partial):
+            partial.mkdir(parents=True)
         yield partial
-        _move_folder(partial, path)
+        with _refusing(_unwritable, path):
+            _sync_folder(partial)
+            partial.rename(path)  # the system refuses a target that is not an empty folder
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
 
 
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True)
-    except OSError as error:
-        raise _unwritable(path, error) from error
+def _remove_leftovers(path: Path) -> None:
+    """Remove what killed processes left, but not the folder that one may still fill."""
+    pattern = f"{glob.escape(path.name)}.partial-{'[0-9a-f]' * 8}"
+    for partial in path.parent.glob(pattern):
+        with suppress(OSError):
+            if time.time() - partial.lstat().st_mtime > _LEFTOVER_SECONDS:
+                shutil.rmtree(partial)
 
 
-def _move_folder(partial: Path, path: Path) -> None:
-    """Rename; the system itself refuses a target that is not an empty folder."""
+def _sync_folder(folder: Path) -> None:
+    """Wait until all of a folder is on the disk: else a rename can get there first."""
+    for parent, _, names in os.walk(folder):
+        for name in (*names, ""):
+            _sync(os.path.join(parent, name))
+
+
+def _sync(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
     try:
-        partial.rename(path)
+        os.fsync(handle)
+        if sys.platform == "darwin":  # where fsync leaves the data in the drive's cache
+            fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
     except OSError as error:
-        raise (_occupied(path) if os.path.exists(path) else _unwritable(path, error)) from error
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # not on this file system
+            raise
+    finally:
+        os.close(handle)
 
 
 def _is_empty_folder(path: Path) -> bool:
@@ -172,10 +193,8 @@ def _read_index(folder: Path) -> dict[str, str]:
 
 def _load_file(path: Path) -> dict[str, mx.array]:
     _check_header(path)
-    try:
+    with _refusing(_unreadable, path):
         tensors = mx.load(str(path), format="safetensors")
-    except (OSError, RuntimeError, ValueError) as error:
-        raise _unreadable(path, error) from error
     assert isinstance(tensors, dict)
     return tensors
 
@@ -187,18 +206,28 @@ def _check_header(path: Path) -> None:
         https://github.com/huggingface/safetensors, section "Format": 8 bytes of header
         length, little-endian; the header, a JSON object; the data.
     """
-    try:
+    with _refusing(_unreadable, path), path.open("rb") as file:
         num_bytes = path.stat().st_size
-        with path.open("rb") as file:
-            header_bytes = int.from_bytes(file.read(8), "little")
-            if num_bytes < 8 or not 2 <= header_bytes <= min(num_bytes - 8, MAX_JSON_BYTES):
-                raise _truncated(path, f"a header of {header_bytes} bytes, it has {num_bytes}")
-            header = _parse_object(file.read(header_bytes), f"The header of {path}")
-    except OSError as error:
-        raise _unreadable(path, error) from error
+        header_bytes = int.from_bytes(file.read(8), "little")
+        if num_bytes < 8 or not 2 <= header_bytes <= min(num_bytes - 8, MAX_JSON_BYTES):
+            raise _truncated(path, f"a header of {header_bytes} bytes, it has {num_bytes}")
+        header = _parse_object(file.read(header_bytes), f"The header of {path}")
     header.pop("__metadata__", None)
+    data_bytes = num_bytes - 8 - header_bytes
     for name, entry in header.items():
-        _check_entry(path, name, entry, num_bytes - 8 - header_bytes)
+        _check_entry(path, name, entry, data_bytes)
+    _check_places(path, header, data_bytes)
+
+
+def _check_places(path: Path, header: Mapping[str, Any], data_bytes: int) -> None:
+    """Check that the tensors lie end to end and fill the data, as the format demands."""
+    end = 0
+    for place, name in sorted((entry["data_offsets"], name) for name, entry in header.items()):
+        if place[0] != end:
+            raise _truncated(path, f"{name!r} at bytes {place}, and byte {end} comes next")
+        end = place[1]
+    if end != data_bytes:
+        raise _truncated(path, f"{end} bytes of tensors, it has {data_bytes}")
 
 
 def _check_entry(path: Path, name: str, entry: Any, data_bytes: int) -> None:
@@ -240,17 +269,22 @@ def _refuse_names(names: set[str], what: str, folder: Path) -> None:
         raise CheckpointError(f"The tensor {min(names)!r} {what} {folder}; get the files again.")
 
 
-def _occupied(path: Path) -> CheckpointError:
-    return CheckpointError(
-        f"{path} exists and is not an empty folder; choose another or remove it."
-    )
+@contextmanager
+def _refusing(
+    refusal: Callable[[Path | str, Exception], CheckpointError], path: Path | str
+) -> Iterator[None]:
+    """Turn what the system or MLX raises into a refusal."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:
+        raise refusal(path, error) from error
 
 
 def _truncated(path: Path, what: str) -> CheckpointError:
     return CheckpointError(f"{path} is truncated or damaged: it claims {what}; get it again.")
 
 
-def _unreadable(path: Path, error: Exception) -> CheckpointError:
+def _unreadable(path: Path | str, error: Exception) -> CheckpointError:
     return CheckpointError(f"{path} cannot be read ({_reason(error)}); check the path.")
 
 

@@ -273,7 +273,7 @@ def test_a_new_folder_replaces_nothing(tmp_path: Path) -> None:
 
 def test_of_two_who_make_one_folder_the_first_wins(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(CheckpointError, match="exists"), new_folder(out) as slow:
+    with pytest.raises(CheckpointError, match="not empty"), new_folder(out) as slow:
         write_json(slow / "x.json", {"who": "slow"})
         with new_folder(out) as quick:
             write_json(quick / "x.json", {"who": "quick"})
@@ -307,8 +307,9 @@ def test_a_new_folder_is_on_the_disk_before_it_takes_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every file, then the folder that names it, then the rename."""
-    out, steps = tmp_path / "out", []
-    names = {}
+    out = tmp_path / "out"
+    steps: list[str] = []
+    names: dict[int, str] = {}
 
     def note(handle: int) -> None:
         steps.append(names[os.fstat(handle).st_ino])

@@ -4,12 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from reprlib import repr as shown  # short and never deep, whatever the file holds
 from typing import Any
 
 from redrafter_mlx.errors import CheckpointError
 
 SUPPORTED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _ROPE_TYPES = ("default", "linear", "llama3")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# Where Hugging Face's null says what leaving the key out says.
+_NULLABLE = frozenset(
+    {
+        "attention_bias", "auto_map", "head_dim", "layer_types", "mlp_bias", "model_file",
+        "num_key_value_heads", "partial_rotary_factor", "rope_parameters", "rope_scaling",
+        "rope_traditional", "sliding_window", "tie_word_embeddings", "use_sliding_window",
+        *_EXPERTS,
+    }
+)  # fmt: skip
+# Far above every model: they keep a broken file from building for ever, and heads times
+# head_dim within MLX's int32.
+_MAX_INT = 2**31 - 1
+_MOST = {
+    "num_hidden_layers": 1024,
+    "hidden_size": 2**20,
+    "intermediate_size": 2**22,
+    "num_attention_heads": 2**14,
+    "num_key_value_heads": 2**14,
+    "head_dim": 2**14,
+    "vocab_size": 2**24,
+    "rms_norm_eps": 1.0,
+}
+_LEAST_NUMBER, _MOST_NUMBER = 1e-18, 1e18  # the product of two is within float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,52 +97,99 @@ class TargetConfig:
             CheckpointError: A key is missing or senseless, or the model is of a kind that
                 this decoder does not compute.
         """
+        values = _without_nulls(values)
         _refuse_unsupported(values)
         family = values["model_type"]
         num_heads = _size(values, "num_attention_heads")
-        num_kv_heads = _size(values, "num_key_value_heads", num_heads)
-        if num_heads % num_kv_heads:
-            raise CheckpointError(
-                f"num_attention_heads {num_heads} is no multiple of num_key_value_heads "
-                f"{num_kv_heads}; the config.json is broken."
-            )
-        attention_bias = bool(values.get("attention_bias", False))
+        attention_bias = _flag(values, "attention_bias")
         return cls(
             model_type=family,
             hidden_size=_size(values, "hidden_size"),
             intermediate_size=_size(values, "intermediate_size"),
             num_layers=_size(values, "num_hidden_layers"),
             num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=_size(values, "head_dim", _size(values, "hidden_size") // num_heads),
+            num_kv_heads=_num_kv_heads(values, num_heads),
+            head_dim=_head_dim(values, num_heads),
             vocab_size=_size(values, "vocab_size"),
             max_positions=_size(values, "max_position_embeddings", 2048),
-            rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=_number(values, "rms_norm_eps", 1e-6),
             rope=_rope_config(values),
-            tie_word_embeddings=values.get("tie_word_embeddings"),
+            tie_word_embeddings=_tie(values),
             qkv_bias=family == "qwen2" or attention_bias,
             output_bias=family != "qwen2" and attention_bias,
-            mlp_bias=bool(values.get("mlp_bias", False)),
+            mlp_bias=_flag(values, "mlp_bias"),
             qk_norm=family == "qwen3",
         )
 
 
-def _size(values: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    size = values.get(key)
-    size = default if size is None else size
-    if size is None:
+def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: value for key, value in values.items() if value is not None or key not in _NULLABLE
+    }
+
+
+def _get(values: Mapping[str, Any], key: str, default: Any) -> Any:
+    if default is None and key not in values:
         raise CheckpointError(f"The model's config.json has no {key}; it cannot be loaded.")
-    if not isinstance(size, int) or isinstance(size, bool) or not 0 < size < 2**31:
-        raise CheckpointError(f"{key} is {size!r} in the model's config.json; it must be positive.")
+    return values.get(key, default)
+
+
+def _malformed(key: str, value: Any, wanted: str) -> CheckpointError:
+    return CheckpointError(
+        f"{key} is {shown(value)} in the model's config.json; it must be {wanted}."
+    )
+
+
+def _size(values: Mapping[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
+    size, most = _get(values, key, default), _MOST.get(key, _MAX_INT)
+    if type(size) is not int or not least <= size <= most:
+        raise _malformed(key, size, f"a whole number from {least} to {most}")
     return size
+
+
+def _number(values: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    number, most = _get(values, key, default), _MOST.get(key, _MOST_NUMBER)
+    # A comparison with NaN is false.
+    if type(number) not in (int, float) or not _LEAST_NUMBER <= number <= most:
+        raise _malformed(key, number, f"a number from {_LEAST_NUMBER} to {most}")
+    return float(number)
+
+
+def _flag(values: Mapping[str, Any], key: str, default: bool = False) -> bool:
+    flag = values.get(key, default)
+    if not isinstance(flag, bool):
+        raise _malformed(key, flag, "true or false")
+    return flag
+
+
+def _tie(values: Mapping[str, Any]) -> bool | None:
+    key = "tie_word_embeddings"
+    return _flag(values, key) if key in values else None
+
+
+def _num_kv_heads(values: Mapping[str, Any], num_heads: int) -> int:
+    num_kv_heads = _size(values, "num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise CheckpointError(
+            f"num_attention_heads {num_heads} is no multiple of num_key_value_heads "
+            f"{num_kv_heads}; the config.json is broken."
+        )
+    return num_kv_heads
+
+
+def _head_dim(values: Mapping[str, Any], num_heads: int) -> int:
+    head_dim = _size(values, "head_dim", _size(values, "hidden_size") // num_heads)
+    if head_dim % 2:
+        raise _malformed("head_dim", head_dim, "even, for the rotary embedding turns pairs")
+    return head_dim
 
 
 def _refuse_unsupported(values: Mapping[str, Any]) -> None:
     family = values.get("model_type")
     if family not in SUPPORTED_FAMILIES:
         raise CheckpointError(
-            f"model_type {family!r} is not supported; choose a model of one of these families: "
-            f"{', '.join(SUPPORTED_FAMILIES)}."
+            f"model_type {shown(family)} is not supported; choose a model of one of these "
+            f"families: {', '.join(SUPPORTED_FAMILIES)}."
         )
     reason = _unsupported_part(values)
     if reason:
@@ -125,47 +197,82 @@ def _refuse_unsupported(values: Mapping[str, Any]) -> None:
 
 
 def _unsupported_part(values: Mapping[str, Any]) -> str | None:
-    if values.get("model_file") or "auto_map" in values:
-        return "its own model code (model_file or auto_map)"
-    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
+    for key in ("model_file", "auto_map"):
         if values.get(key):
+            return f"its own model code ({key} {shown(values[key])})"
+    for key in _EXPERTS:
+        if _size(values, key, 0, least=0):
             return f"a mixture of experts ({key} {values[key]})"
     if values.get("hidden_act", "silu") != "silu":
-        return f"the activation {values['hidden_act']!r}"
-    kinds = set(values.get("layer_types") or ()) - {"full_attention"}
-    if kinds:
-        return f"layers of type {sorted(kinds)[0]!r}"
+        return f"the activation (hidden_act) {shown(values['hidden_act'])}"
+    layer_types = values.get("layer_types", [])
+    if not isinstance(layer_types, list):
+        raise _malformed("layer_types", layer_types, "a list")
+    for kind in layer_types:
+        if kind != "full_attention":
+            return f"layers of type {shown(kind)} (layer_types)"
     return _binding_window(values)
 
 
 def _binding_window(values: Mapping[str, Any]) -> str | None:
-    window = values.get("sliding_window")
-    is_used = values.get("use_sliding_window", values.get("model_type") == "mistral")
-    context = values.get("max_position_embeddings", 2048)
-    if window and is_used and window < context:
+    window = _size(values, "sliding_window", 0, least=0)
+    is_used = _flag(values, "use_sliding_window", values["model_type"] == "mistral")
+    context = _size(values, "max_position_embeddings", 2048)
+    if is_used and 0 < window < context:
         return f"a sliding window of {window} within its context of {context}"
     return None
 
 
 def _rope_config(values: Mapping[str, Any]) -> RopeConfig:
-    # transformers 5 writes rope_parameters, with the base in it; older ones rope_scaling.
-    scaling = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    scaling = _rope_scaling(values)
+    _refuse_partial_rope(values)
+    _refuse_partial_rope(scaling)
+    kind, defaults = _rope_type(scaling), RopeConfig()
+    rope = RopeConfig(
+        theta=_number(scaling, "rope_theta", _number(values, "rope_theta", defaults.theta)),
+        kind=kind,
+        factor=_number(scaling, "factor", defaults.factor if kind == "default" else None),
+        low_freq_factor=_number(scaling, "low_freq_factor", defaults.low_freq_factor),
+        high_freq_factor=_number(scaling, "high_freq_factor", defaults.high_freq_factor),
+        original_max_positions=_size(
+            scaling, "original_max_position_embeddings", defaults.original_max_positions
+        ),
+        is_traditional=_flag(values, "rope_traditional"),
+    )
+    if kind == "llama3" and rope.low_freq_factor >= rope.high_freq_factor:
+        wanted = f"above low_freq_factor, {rope.low_freq_factor}"
+        raise _malformed("high_freq_factor", rope.high_freq_factor, wanted)
+    return rope
+
+
+def _refuse_partial_rope(values: Mapping[str, Any]) -> None:
+    share = _number(values, "partial_rotary_factor", 1.0)
+    if share != 1.0:
+        raise CheckpointError(
+            f"A partial rotary embedding (partial_rotary_factor {share}) is not supported."
+        )
+
+
+def _rope_type(scaling: Mapping[str, Any]) -> str:
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in _ROPE_TYPES:
         raise CheckpointError(
-            f"The rope type {kind!r} is not supported; this program has {', '.join(_ROPE_TYPES)}."
+            f"The rope type (rope_type) {shown(kind)} is not supported; this program has "
+            f"{', '.join(_ROPE_TYPES)}."
         )
-    if values.get("partial_rotary_factor", 1.0) != 1.0:
-        raise CheckpointError("A partial rotary embedding is not supported.")
-    defaults = RopeConfig()
-    return RopeConfig(
-        theta=float(scaling.get("rope_theta", values.get("rope_theta", defaults.theta))),
-        kind=kind,
-        factor=float(scaling.get("factor", defaults.factor)),
-        low_freq_factor=float(scaling.get("low_freq_factor", defaults.low_freq_factor)),
-        high_freq_factor=float(scaling.get("high_freq_factor", defaults.high_freq_factor)),
-        original_max_positions=int(
-            scaling.get("original_max_position_embeddings", defaults.original_max_positions)
-        ),
-        is_traditional=bool(values.get("rope_traditional", False)),
-    )
+    return str(kind)
+
+
+def _rope_scaling(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what says how the rotation is scaled, empty where nothing does.
+
+    transformers 5 writes ``rope_parameters``, with the base in it; older ones
+    ``rope_scaling``.
+    """
+    scaling: dict[str, Any] = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        found = values.get(key, {})
+        if not isinstance(found, dict):
+            raise _malformed(key, found, "an object")
+        scaling = _without_nulls(found) or scaling
+    return scaling

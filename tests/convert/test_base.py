@@ -212,6 +212,13 @@ def test_llama3_rope_scaling_is_recovered(tmp_path: Path, factor: float) -> None
     }
 
 
+@pytest.mark.parametrize("divisor", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_senseless_divisor_of_the_rope_is_refused(tmp_path: Path, divisor: float) -> None:
+    data = float_bytes("F32", np.array([1.0] * 7 + [divisor], np.float32))
+    tensor = Tensor("rope_freqs.weight", "F32", (HEAD_DIM // 2,), data)
+    assert "in rope_freqs.weight; get another" in refuse(tmp_path, [*tiny_tensors(), tensor])
+
+
 def test_another_scaling_of_the_rope_is_refused(tmp_path: Path) -> None:
     tensors = [*tiny_tensors(), llama3_divisors(8.0)]
     assert "in another way than Llama 3" in refuse(tmp_path, tensors)
@@ -240,7 +247,8 @@ def test_missing_and_unknown_and_misshapen_tensors_are_named(tmp_path: Path) -> 
         ({"general__architecture": "qwen2"}, "architecture 'qwen2'; only llama"),
         ({"llama__expert_count": 8}, "llama.expert_count = 8, which is not supported"),
         ({"llama__attention__sliding_window": 64}, "sliding_window = 64, which is not"),
-        ({"llama__block_count": 2**32 - 1}, "claims 4294967295 layers and has 20 tensors"),
+        ({"llama__block_count": 2**31 - 1}, "claims 2147483647 layers and has 20 tensors"),
+        ({"llama__block_count": 2**31}, "not a whole number from 1 to 2147483647"),
         ({"llama__block_count": 3}, "lacks the tensor 'blk.2.attn_norm.weight'"),
         ({"llama__attention__head_count": 0}, "head_count is 0, not a whole number from 1"),
         ({"llama__attention__head_count_kv": [2, 2]}, "head_count_kv is array"),
