@@ -44,7 +44,7 @@ help:
 	@echo "make lint      ruff: style and format"
 	@echo "make types     mypy"
 	@echo "make unit      the tests, but for the slow ones"
-	@echo "make check     the slow tests: every golden text, the wheel"
+	@echo "make check     the slow tests: every golden text with every shape"
 	@echo "make coverage  the tests with the lines that they miss"
 	@echo "make wheel     build dist/*.whl"
 	@echo "make clean     remove $(VENV) and what was built"

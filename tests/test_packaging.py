@@ -67,7 +67,6 @@ def test_exports_what_all_names() -> None:
         assert name.startswith("_") or isinstance(vars(redrafter_mlx)[name], ModuleType), name
 
 
-@pytest.mark.slow
 def test_wheel_holds_the_package_and_nothing_beside_it(
     tmp_path: Path, project: dict[str, Any]
 ) -> None:
