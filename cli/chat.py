@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from redrafter_mlx.cli import render
-from redrafter_mlx.cli.interrupt import Interrupt, interruptible
+from redrafter_mlx.cli.interrupt import Interrupt
 from redrafter_mlx.cli.options import AnswerOptions, ModelOptions, ProgramOptions
 from redrafter_mlx.cli.prompt_input import MessageReader
 from redrafter_mlx.errors import ReDrafterError
@@ -55,6 +55,7 @@ class Session:
     Attributes:
         conversation: Keeps the messages and the KV cache.
         reader: Where the messages come from.
+        interrupt: What Ctrl-C does on a terminal.
         answers: Statistics of every answer so far.
         is_over: Whether the user wants to leave.
         has_failed: Whether a message got no answer.
@@ -62,15 +63,27 @@ class Session:
 
     conversation: Conversation
     reader: MessageReader
+    interrupt: Interrupt = field(default_factory=Interrupt)
     answers: list[DecodeStats] = field(default_factory=list)
     is_over: bool = False
     has_failed: bool = False
 
     def run(self) -> None:
         """Read messages and answer them until the user leaves."""
+        if not self.reader.is_interactive:
+            self.take_turns()
+            return
+        with self.interrupt.installed():
+            self.take_turns()
+        if not self.is_over:
+            render.line("")
+
+    def take_turns(self) -> None:
+        """Go on until the user leaves; Ctrl-C ends it only where the messages are piped in."""
         while not self.is_over:
             try:
-                text = self.reader.read()
+                with self.interrupt.raising_at(1):
+                    text = self.reader.read()
             except KeyboardInterrupt:
                 if not self.reader.is_interactive:
                     raise
@@ -79,8 +92,6 @@ class Session:
             if text is None:
                 break
             self.handle(text)
-        if self.reader.is_interactive and not self.is_over:
-            render.line("")
 
     def handle(self, text: str) -> None:
         """Run a command or answer a message; an error ends the turn and not the chat."""
@@ -94,35 +105,47 @@ class Session:
         except ReDrafterError as error:
             self.has_failed = True
             render.error(str(error))
+            self.offer_reset()
 
     def answer(self, text: str) -> None:
-        """Show the model's answer and its figures."""
-        with interruptible() as interrupt:
-            last = self.stream(text, interrupt)
-            if last is not None:
-                self.show_ending(last, interrupt)
+        """Show the model's answer and its figures; the second Ctrl-C stops it at once."""
+        try:
+            with self.interrupt.raising_at(2):
+                last = self.stream(text)
+                if last is not None:
+                    self.show_ending(last)
+        except KeyboardInterrupt:
+            if not self.reader.is_interactive:
+                raise
+            # Before any text, the terminal's ^C still stands alone on the line.
+            render.note("\nstopped" if self.interrupt.is_waiting else "stopped")
 
-    def stream(self, text: str, interrupt: Interrupt) -> Chunk | None:
+    def stream(self, text: str) -> Chunk | None:
         """Show the pieces as they come, until the end or Ctrl-C; return the last one."""
         last = None
+        self.interrupt.is_waiting = True
         with render.AnswerWriter() as writer, closing(self.conversation.ask(text)) as chunks:
             for last in chunks:
-                interrupt.is_waiting = False
+                self.interrupt.is_waiting = False
                 writer.write(last.text)
-                if interrupt.is_requested:
+                if self.interrupt.is_requested:
                     break
         return last
 
-    def show_ending(self, last: Chunk, interrupt: Interrupt) -> None:
+    def show_ending(self, last: Chunk) -> None:
         """Show the figures of an answer, and why it ended where it was cut."""
         self.answers.append(last.stats)
         ending = None
         if last.finish_reason == "length":
             ending = "length"
-        elif last.finish_reason is None and interrupt.is_requested:
+        elif last.finish_reason is None and self.interrupt.is_requested:
             ending = "stopped"
         render.stats_line(last.stats, ending)
-        if self.conversation.is_full:
+        self.offer_reset()
+
+    def offer_reset(self) -> None:
+        """Say what helps when the context is full; nothing does with a first message too long."""
+        if self.conversation.is_full and self.conversation.num_tokens:
             render.note("The context is full: /reset begins a new conversation")
 
     def run_command(self, text: str) -> None:

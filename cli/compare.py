@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from redrafter_mlx.config import BeamShape, GenerationConfig
+from redrafter_mlx.cli import render
+from redrafter_mlx.config import PLAIN_BEAM_SHAPE, GenerationConfig
 
 if TYPE_CHECKING:
     from redrafter_mlx.generation import Answer
     from redrafter_mlx.loading.model import LoadedModel
 
-PLAIN = BeamShape(beam_width=1, beam_length=1)
 WARM_UP_TOKENS = 16
 
 
@@ -59,7 +59,7 @@ class Comparison:
         """The result in one line."""
         speedup = f"{self.speedup:.2f} times as fast; " if self.speedup else ""
         if self.difference is None:
-            return f"{speedup}the {self.num_tokens} token ids agree"
+            return f"{speedup}the same {render.counted(self.num_tokens, 'token id')}"
         where = self.difference
         return (
             f"{speedup}the token ids differ from token {where.index + 1} on (drafted "
@@ -85,7 +85,7 @@ def compare(model: LoadedModel, prompt: Sequence[int], config: GenerationConfig)
     """
     from redrafter_mlx.generation import generate
 
-    plain_config = replace(config, beam=PLAIN)
+    plain_config = replace(config, beam=PLAIN_BEAM_SHAPE)
     for settings in (config, plain_config):
         warm_up = replace(settings, max_tokens=min(settings.max_tokens, WARM_UP_TOKENS))
         generate(model, prompt, warm_up)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,13 +12,14 @@ import typer
 from redrafter_mlx.cli import render
 from redrafter_mlx.cli.options import ProgramOptions
 from redrafter_mlx.config import DrafterConfig, Quantization
+from redrafter_mlx.errors import CheckpointError
 
 if TYPE_CHECKING:
     import mlx.core as mx
     import numpy as np
     import numpy.typing as npt
 
-    from redrafter_mlx.convert.drafter import TargetSide
+    from redrafter_mlx.convert.drafter import DrafterTensors, TargetSide
     from redrafter_mlx.models.decoder import Decoder
 
 BITS = (4, 8)
@@ -90,16 +92,33 @@ def convert(folders: FolderOptions, choices: ImportChoices, program: ProgramOpti
     from redrafter_mlx.convert.drafter import ImportOptions, import_drafter
 
     bits = choices.quantize
+    _require_free(folders.out)
     with render.progress(f"Importing {folders.source} ..."):
+        source = _check(folders.source)
         options = ImportOptions(
             draft_length=choices.draft_length,
             target=target_side(choices.target) if choices.target else None,
             quantization=Quantization(bits, choices.group_size) if bits else None,
-            draft_vocab=_draft_vocab(folders.source, choices),
+            draft_vocab=_draft_vocab(source.config.vocab_size, choices),
         )
         config = import_drafter(folders.source, folders.out, options)
-    for line in summary(folders.out, config):
+    for line in summary(folders.out, config, source.dropped):
         render.line(line)
+
+
+def _require_free(folder: Path) -> None:
+    """Refuse what exists before anything slow; writing refuses it, too."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise CheckpointError(
+            f"{folder} exists and is not an empty folder; choose another or remove it."
+        )
+
+
+def _check(source: Path) -> DrafterTensors:
+    """Read the source before anything slow, and let go of the tensors until the import."""
+    from redrafter_mlx.convert.drafter import read_drafter
+
+    return replace(read_drafter(source), tensors={})
 
 
 def target_side(name: str) -> TargetSide:
@@ -130,19 +149,17 @@ def _float_head(target: Decoder) -> mx.array:
     return dequantize_stepwise(head.weight, head.scales, head.biases, packing)
 
 
-def _draft_vocab(source: Path, choices: ImportChoices) -> npt.NDArray[np.int32] | None:
+def _draft_vocab(vocab_size: int, choices: ImportChoices) -> npt.NDArray[np.int32] | None:
     """Count what the corpus uses; a target's end tokens are kept however rare they are."""
     if choices.draft_vocab is None or choices.corpus is None:
         return None
     from redrafter_mlx.convert.draft_vocab import count_tokens, most_used
-    from redrafter_mlx.convert.drafter import read_drafter
     from redrafter_mlx.loading.hub import resolve_model
     from redrafter_mlx.loading.model import eos_ids, load_tokenizer
     from redrafter_mlx.text import encode
 
     folder = resolve_model(choices.target) if choices.target else None
     tokenizer = load_tokenizer(folder) if folder else None
-    vocab_size = read_drafter(source).config.vocab_size
     counts = count_tokens(
         choices.corpus,
         vocab_size,
@@ -151,8 +168,8 @@ def _draft_vocab(source: Path, choices: ImportChoices) -> npt.NDArray[np.int32] 
     return most_used(counts, choices.draft_vocab, eos_ids(folder, tokenizer) if folder else ())
 
 
-def summary(folder: Path, config: DrafterConfig) -> list[str]:
-    """Return a few lines on what was written."""
+def summary(folder: Path, config: DrafterConfig, dropped: Sequence[str]) -> list[str]:
+    """Return a few lines on what was written, and on the tensors left out as unused."""
     num_bytes = sum(path.stat().st_size for path in folder.iterdir())
     blocks = render.counted(config.num_draft_layers, "residual block")
     vocabulary = f"vocabulary {config.vocab_size}"
@@ -167,6 +184,8 @@ def summary(folder: Path, config: DrafterConfig) -> list[str]:
         lines.append(f"trained to draft {render.counted(config.draft_length, 'token')}")
     if config.target is not None:
         lines.append(f"made for {config.target.name}")
+    if dropped:
+        lines.append(f"left out as unused: {', '.join(dropped)}")
     return lines
 
 

@@ -133,18 +133,11 @@ def _stream(
     """Show the answer while it comes, and return it."""
     from redrafter_mlx.generation import Answer, stream_generate
 
-    pieces, tokens = [], []
+    chunks = []
     for chunk in stream_generate(model, prompt, config):
         show(chunk.text)
-        pieces.append(chunk.text)
-        tokens.append(chunk.token)
-    return Answer(
-        text="".join(pieces),
-        tokens=tuple(tokens),
-        prompt_tokens=tuple(prompt),
-        stats=chunk.stats,
-        finish_reason=chunk.finish_reason or "stop",
-    )
+        chunks.append(chunk)
+    return Answer.of(chunks, prompt)
 
 
 def _compare(model: LoadedModel, prompt: Sequence[int], config: GenerationConfig) -> Comparison:

@@ -1,4 +1,4 @@
-"""Ctrl-C while an answer runs: a wish to stop, not an exception."""
+"""Ctrl-C in a chat on a terminal: a wish to stop an answer, not the program."""
 
 from __future__ import annotations
 
@@ -10,38 +10,58 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-WAITING = b"\nThe prompt is being read; the answer stops then. Ctrl-C again leaves.\n"
+WAITING = b"\nThe prompt is being read; the answer stops then. Ctrl-C again stops it at once.\n"
 
 
 @dataclass(slots=True)
 class Interrupt:
-    """Whether the user wants the answer to stop.
+    """Counts Ctrl-C; raises KeyboardInterrupt only where it is awaited, and there once.
+
+    However often and however quickly the key is pressed, no other place is interrupted.
 
     Attributes:
-        is_requested: Set by the first Ctrl-C; to be looked at between tokens, where
-            nothing is half done.
-        is_waiting: Whether no token has come yet, so that the wish takes a while.
+        num_presses: How often it was pressed where it is awaited.
+        raising_press: Which of them raises; 0 where none is awaited and all are ignored.
+        is_waiting: Whether an answer has no token yet, so that a wish to stop takes a while.
     """
 
-    is_requested: bool = False
-    is_waiting: bool = True
+    num_presses: int = 0
+    raising_press: int = 0
+    is_waiting: bool = False
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether the user wants the answer to stop.
+
+        To be looked at between tokens, where nothing is half done.
+        """
+        return self.num_presses > 0
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle Ctrl-C within; only on the main thread."""
+        previous = signal.signal(signal.SIGINT, self.handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+    @contextmanager
+    def raising_at(self, press: int) -> Iterator[None]:
+        """Await Ctrl-C within; put it inside a ``try``, since its end may raise, too."""
+        self.num_presses, self.raising_press = 0, press
+        try:
+            yield
+        finally:
+            self.raising_press = 0
 
     def handle(self, signal_number: int, frame: FrameType | None) -> None:
-        """Note the first Ctrl-C; the second one raises KeyboardInterrupt."""
-        if self.is_requested:
+        """Count, and raise KeyboardInterrupt if it is the time."""
+        if not self.raising_press:
+            return
+        self.num_presses += 1
+        if self.num_presses == self.raising_press:
             raise KeyboardInterrupt
-        self.is_requested = True
-        if self.is_waiting and sys.stderr.isatty():
+        if self.is_waiting and self.num_presses == 1 and sys.stderr.isatty():
             # sys.stderr is not reentrant, and a handler may run in the midst of a write.
             os.write(sys.stderr.fileno(), WAITING)
-
-
-@contextmanager
-def interruptible() -> Iterator[Interrupt]:
-    """Turn the first Ctrl-C within into ``is_requested``; only on the main thread."""
-    interrupt = Interrupt()
-    previous = signal.signal(signal.SIGINT, interrupt.handle)
-    try:
-        yield interrupt
-    finally:
-        signal.signal(signal.SIGINT, previous)

@@ -21,6 +21,7 @@ from redrafter_mlx.config import (
     GenerationConfig,
     SamplingConfig,
 )
+from redrafter_mlx.errors import CheckpointError
 
 if TYPE_CHECKING:
     from redrafter_mlx.loading.model import LoadedModel
@@ -122,7 +123,10 @@ class ModelOptions:
     ] = DEFAULT_MODEL
     drafter: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Use this drafter, not the one that goes by itself."),
+        typer.Option(
+            metavar="FOLDER",
+            help="The drafter; else one from the model's folder, the user's cache or the package.",
+        ),
     ] = None
     no_drafter: Annotated[
         bool, typer.Option("--no-drafter", help="Decode plainly, without a drafter.")
@@ -144,15 +148,31 @@ class ModelOptions:
             )
 
     def load(self) -> LoadedModel:
-        """Load the model and show its notices."""
+        """Load the model and show its notices.
+
+        Raises:
+            CheckpointError: A file is missing or broken, or the model is not supported.
+            ShapeError: The drafter does not fit the model.
+        """
         from redrafter_mlx.loading.model import load
 
+        if self.drafter is not None:
+            _require_drafter(self.drafter)
         drafter = None if self.no_drafter else self.drafter or "auto"
         with render.progress(f"Loading {self.model} ..."):
             model = load(self.model, drafter=drafter, dtype=self.dtype)
         for notice in model.notices:
             render.note(notice)
         return model
+
+
+def _require_drafter(folder: Path) -> None:
+    """Refuse a wrong folder before the model is fetched and loaded."""
+    if not (folder / "config.json").is_file():
+        fault = "has no config.json" if folder.is_dir() else "is no folder"
+        raise CheckpointError(
+            f"The drafter {folder} {fault}; give a folder that redrafter-mlx convert made."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +187,8 @@ class AnswerOptions:
         ANSWER.sampling.temperature
     )
     top_p: Annotated[
-        float, typer.Option(help="Keep the likeliest tokens up to this probability; 1 keeps all.")
+        float,
+        typer.Option(help="Keep the likeliest tokens up to this probability; 0 and 1 keep all."),
     ] = ANSWER.sampling.top_p
     top_k: Annotated[
         int, typer.Option(help="Keep this many of the likeliest tokens; 0 keeps all.")

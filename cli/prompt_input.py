@@ -123,6 +123,7 @@ class History:
         """Name the file."""
         self._path = path
         self._readline: ModuleType | None = None
+        self._num_loaded = 0
 
     def load(self) -> None:
         """Turn line editing on and read the file, if there is one."""
@@ -131,20 +132,33 @@ class History:
         except ImportError:
             return
         self._readline = readline
-        if "libedit" not in (readline.__doc__ or ""):
+        if not _is_libedit(readline):
             # A pasted text of several lines is one message, not one message a line.
             readline.parse_and_bind("set enable-bracketed-paste on")
         readline.set_history_length(HISTORY_LINES)
         with suppress(OSError, ValueError):
             readline.read_history_file(self._path)
+        self._num_loaded = readline.get_current_history_length()
 
     def save(self) -> None:
-        """Write the latest lines."""
+        """Add the lines of this chat; the oldest beyond ``HISTORY_LINES`` go."""
         if self._readline is None:
             return
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            # Made first, so that not even for a moment can others read it.
+            # Made and closed first, so that not even for a moment can others read it.
             os.close(os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o600))
-            self._readline.write_history_file(self._path)
             self._path.chmod(0o600)
+            self._write(self._readline)
+
+    def _write(self, readline: ModuleType) -> None:
+        """Append, for the sake of another chat that ended meanwhile, where readline can."""
+        if hasattr(readline, "append_history_file") and not _is_libedit(readline):
+            num_new = readline.get_current_history_length() - self._num_loaded
+            readline.append_history_file(num_new, self._path)
+        else:
+            readline.write_history_file(self._path)
+
+
+def _is_libedit(readline: ModuleType) -> bool:
+    return "libedit" in (readline.__doc__ or "")

@@ -27,8 +27,10 @@ def load_drafter(folder: Path, target: Decoder, dtype: str = "auto") -> Drafter:
         CheckpointError: The files do not go together, or hold what is no number or no token.
         ShapeError: The drafter does not fit the target.
     """
-    if not folder.is_dir():
-        raise CheckpointError(f"There is no drafter folder {folder}; make one with convert.")
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"There is no drafter folder {folder} with a config.json; redrafter-mlx convert makes one."
+        )
     config = DrafterConfig.from_dict(read_json(folder / "config.json"))
     check_fit(config, target)
     network = RecurrentDrafter(config)

@@ -1,14 +1,16 @@
 """A program: the command line on a tiny random model that answers until it is stopped.
 
 The library is the real one; only the weights and the tokenizer are made up. With a terminal
-as standard input it becomes the one that gets Ctrl-C.
+as standard input it becomes the one that gets Ctrl-C. SECONDS_A_TOKEN slows it down.
 """
 
 from __future__ import annotations
 
 import fcntl
+import os
 import sys
 import termios
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +26,7 @@ from tests.toy import toy_drafter, toy_model, toy_target
 
 FIRST = 32  # the code of the space, token 0
 NUM_TOKENS = 127 - FIRST
+SECONDS_A_TOKEN = float(os.environ.get("SECONDS_A_TOKEN", "0"))
 
 
 class LetterTokenizer:
@@ -38,6 +41,7 @@ class LetterTokenizer:
         return [max(ord(letter) - FIRST, 0) % NUM_TOKENS for letter in text]
 
     def decode(self, tokens: Sequence[int], **options: Any) -> str:
+        time.sleep(SECONDS_A_TOKEN)
         return "".join(chr(token + FIRST) for token in tokens)
 
     def convert_ids_to_tokens(self, token: int) -> str:

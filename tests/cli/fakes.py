@@ -103,7 +103,7 @@ class FakeConversation:
 
     def ask(self, text: str) -> Generator[Chunk, None, None]:
         if self.is_full:
-            raise PromptError("The context holds 99 tokens; start anew with /reset.")
+            raise PromptError("The context holds 99 tokens; start a new conversation.")
         self.questions.append(text)
         # Looked up now, since the library's is replaced.
         from redrafter_mlx.generation import stream_generate

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Generator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,18 +124,30 @@ def test_cut_answer_says_so(run: Run, library: FakeLibrary) -> None:
 def test_full_context_offers_reset(
     run: Run, library: FakeLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Both behind the answer that fills it and behind a question that is refused."""
     monkeypatch.setattr(FakeConversation, "capacity", 1)
     result = run("chat", stdin="one\ntwo\n/reset\nthree\n")
     assert result.stderr.splitlines() == [
         STATS.strip(),
         "The context is full: /reset begins a new conversation",
-        "redrafter-mlx: The context holds 99 tokens; start anew with /reset.",
+        "redrafter-mlx: The context holds 99 tokens; start a new conversation.",
+        "The context is full: /reset begins a new conversation",
         "A new conversation begins",
         STATS.strip(),
         "The context is full: /reset begins a new conversation",
     ]
     assert result.stdout == "Hello there!\nHello there!\n"
     assert result.exit_code == 1
+
+
+def test_first_message_too_long_offers_no_reset(
+    run: Run, library: FakeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeConversation, "capacity", 0)
+    result = run("chat", stdin="one\n")
+    assert result.stderr == (
+        "redrafter-mlx: The context holds 99 tokens; start a new conversation.\n"
+    )
 
 
 def test_error_ends_the_turn_and_not_the_chat(
@@ -159,7 +171,7 @@ def test_input_that_is_not_utf_8(run: Run, library: FakeLibrary) -> None:
 
 
 class Interrupted(FakeConversation):
-    """Gets a Ctrl-C at the second piece of its answer to "stop"."""
+    """Gets Ctrl-C for each "!" before an answer's second piece, for each "?" at its end."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -174,37 +186,100 @@ class Interrupted(FakeConversation):
     def stream(self, text: str) -> Generator[Chunk, None, None]:
         try:
             for index, chunk in enumerate(super().ask(text)):
-                if index == 1 and text == "stop":
-                    os.kill(os.getpid(), signal.SIGINT)
+                if index == 1:
+                    self.interrupt(text.count("!"))
                 yield chunk
         finally:
             self.closed.append(text)
+            self.interrupt(text.count("?"))
+
+    @staticmethod
+    def interrupt(times: int) -> None:
+        for _ in range(times):
+            signal.raise_signal(signal.SIGINT)
+
+
+def talk(library: FakeLibrary, *messages: str) -> Interrupted:
+    """Have a chat as on a terminal."""
+    conversation = Interrupted(library.load("m"), config=GenerationConfig())
+    typed = iter([*messages, None])
+    reader = SimpleNamespace(is_interactive=True, read=lambda: next(typed))
+    parts: tuple[Any, Any] = conversation, reader
+    try:
+        chat.Session(*parts).run()
+    except KeyboardInterrupt:
+        pytest.fail("Ctrl-C ended the chat")
+    return conversation
 
 
 def test_ctrl_c_stops_the_answer_between_tokens(
+    library: FakeLibrary, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conversation = talk(library, "stop!", "and")
+    shown = capsys.readouterr()
+    assert shown.out == "Hello \nHello there!\n\n"
+    first, second = shown.err.splitlines()
+    assert first.startswith("2 tokens")
+    assert first.endswith(" · stopped")
+    assert second == STATS.strip()
+    assert conversation.closed == ["stop!", "and"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("message", ["stop!!", "stop!!????"])
+def test_second_ctrl_c_stops_the_answer_at_once(
+    library: FakeLibrary, capsys: pytest.CaptureFixture[str], message: str
+) -> None:
+    """It stops in the midst of a token; the chat goes on, however often the key is pressed."""
+    conversation = talk(library, message, "and")
+    shown = capsys.readouterr()
+    assert shown.out == "Hello\nHello there!\n\n"
+    assert shown.err == f"stopped\n{STATS}"
+    assert conversation.closed == [message, "and"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_outside_an_answer_is_ignored(
+    library: FakeLibrary,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(session: chat.Session, argument: str) -> None:
+        Interrupted.interrupt(3)
+
+    monkeypatch.setitem(chat.COMMANDS, "/help", interrupt)
+    talk(library, "/help", "and")
+    assert capsys.readouterr().err == STATS
+
+
+def test_ctrl_c_ends_a_chat_from_a_pipe(
     run: Run,
     library: FakeLibrary,
     conversations: Conversations,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The first one does: nobody is there to go on."""
     monkeypatch.setattr("redrafter_mlx.conversation.Conversation", Interrupted)
-    result = run("chat", stdin="stop\nand\n")
-    assert result.exit_code == 0
-    assert result.stdout == "Hello \nHello there!\n"
-    first, second = result.stderr.splitlines()
-    assert first.startswith("2 tokens")
-    assert first.endswith(" · stopped")
-    assert second == STATS.strip()
+    result = run("chat", stdin="stop!\nand\n")
+    assert result.exit_code == 130
+    assert result.stdout == "Hello\n"
+    assert result.stderr == ""
     [conversation] = conversations
     assert isinstance(conversation, Interrupted)
-    assert conversation.closed == ["stop", "and"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert conversation.closed == ["stop!"]
 
 
-def test_second_ctrl_c_raises() -> None:
-    interrupt = Interrupt(is_waiting=False)
+@pytest.mark.parametrize("press", [1, 2])
+def test_ctrl_c_raises_once_and_only_where_it_is_awaited(press: int) -> None:
+    interrupt = Interrupt()
     arguments: Any = (2, None)
     interrupt.handle(*arguments)
-    assert interrupt.is_requested
-    with pytest.raises(KeyboardInterrupt):
+    assert not interrupt.is_requested
+    with interrupt.raising_at(press):
+        for _ in range(press - 1):
+            interrupt.handle(*arguments)
+        assert interrupt.is_requested == (press > 1)
+        with pytest.raises(KeyboardInterrupt):
+            interrupt.handle(*arguments)
         interrupt.handle(*arguments)
+    interrupt.handle(*arguments)

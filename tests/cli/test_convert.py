@@ -100,6 +100,36 @@ def test_every_option_reaches_the_import(run: Run, tmp_path: Path, target: Decod
     assert kept.tolist() == [*LetterTokenizer().encode("ab"), EOS]
 
 
+def test_tensors_that_are_left_out_are_named(run: Run, tmp_path: Path) -> None:
+    source = write_source(tmp_path / "source")
+    mx.save_safetensors(
+        str(source / "model.safetensors"),
+        {**load_tensors(source), "drafter.emb_norm.weight": mx.ones(32)},
+    )
+    result = run("convert", str(source), "--out", str(tmp_path / "out"))
+    assert result.stdout.splitlines()[3:] == ["left out as unused: drafter.emb_norm.weight"]
+
+
+@pytest.mark.parametrize("is_occupied", [True, False])
+def test_cheap_checks_come_before_the_target(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_occupied: bool
+) -> None:
+    """A place that is taken, or a source that is none, is found before anything slow."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is loaded")
+
+    monkeypatch.setattr("redrafter_mlx.loading.hub.resolve_model", refuse)
+    source, out = tmp_path / "source", tmp_path / "out"
+    if is_occupied:
+        write_source(source)
+        out.touch()
+    result = run("convert", str(source), "--out", str(out), "--target", "tiny")
+    assert result.exit_code == 1
+    assert f"{out if is_occupied else source}" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 def test_npz_needs_no_target(run: Run, tmp_path: Path) -> None:
     source, out, corpus = write_source(tmp_path / "source"), tmp_path / "out", tmp_path / "c.npz"
     np.savez(corpus, tokens=[1, 7, 7, 9, 9], lengths=[5], prompt_lengths=[1])

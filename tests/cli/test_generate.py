@@ -61,15 +61,16 @@ def test_defaults_are_those_of_the_library(run: Run, library: FakeLibrary) -> No
     assert library.runs == [(library.chat_prompt(None, "Hi"), GenerationConfig())]  # type: ignore[arg-type]
 
 
-def test_every_option_reaches_the_library(run: Run, library: FakeLibrary) -> None:
+def test_every_option_reaches_the_library(run: Run, library: FakeLibrary, tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
     result = run(
         *("generate", "-p", "Hi", "--system", "Be brief", "--model", "m", "--dtype", "float32"),
         *("--max-tokens", "7", "--temp", "0.8", "--top-p", "0.9", "--top-k", "40"),
         *("--min-p", "0.05", "--seed", "3", "--stop", r"\n\n", "--stop", "END"),
-        *("--beam-width", "3", "--beam-length", "5", "--drafter", "d"),
+        *("--beam-width", "3", "--beam-length", "5", "--drafter", str(tmp_path)),
     )
     assert result.exit_code == 0
-    assert library.loads == [{"name": "m", "drafter": Path("d"), "dtype": "float32"}]
+    assert library.loads == [{"name": "m", "drafter": tmp_path, "dtype": "float32"}]
     config = GenerationConfig(
         max_tokens=7,
         stop=("\n\n", "END"),
@@ -219,7 +220,7 @@ def test_compare_shows_both_speeds_and_that_ids_agree(run: Run, library: FakeLib
         ["drafted", "3.0", "1.50"],
         ["plain", "2.0", "1.00"],
     ]
-    assert result.stderr.splitlines()[4] == "1.50 times as fast; the 4 token ids agree"
+    assert result.stderr.splitlines()[4] == "1.50 times as fast; the same 4 token ids"
 
 
 def test_compare_is_fair(run: Run, library: FakeLibrary) -> None:
@@ -284,7 +285,7 @@ def test_one_token_is_too_short_for_a_speed(run: Run, library: FakeLibrary) -> N
     library.pieces = ["x"]
     comparison = read_json(run(*ASK, "--compare", "--json").stdout)["comparison"]
     assert comparison["speedup"] is None
-    assert run(*ASK, "--compare").stderr.endswith("\nthe 1 token ids agree\n")
+    assert run(*ASK, "--compare").stderr.endswith("\nthe same 1 token id\n")
 
 
 def test_compare_without_a_drafter_is_refused(run: Run, library: FakeLibrary) -> None:

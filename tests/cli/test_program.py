@@ -130,6 +130,20 @@ def test_value_out_of_range_is_refused_before_loading(
     assert library.loads == []
 
 
+@pytest.mark.parametrize(
+    ("name", "fault"), [("none", "is no folder"), ("file", "is no folder"), (".", "has no config")]
+)
+def test_wrong_drafter_is_refused_before_loading(
+    run: Run, library: FakeLibrary, tmp_path: Path, name: str, fault: str
+) -> None:
+    (tmp_path / "file").touch()
+    result = run("chat", "--drafter", str(tmp_path / name))
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"redrafter-mlx: The drafter {tmp_path / name} {fault}")
+    assert result.stderr.count("\n") == 1
+    assert library.loads == []
+
+
 def test_error_is_one_line_whatever_is_in_it(
     run: Run, library: FakeLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:

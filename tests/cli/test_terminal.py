@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import signal
 import stat
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+
+from redrafter_mlx.cli.prompt_input import HISTORY_LINES
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "tests.cli.endless_model"
@@ -31,7 +34,7 @@ class Terminal:
         shown: All of its output.
     """
 
-    def __init__(self, cache: Path) -> None:
+    def __init__(self, cache: Path, seconds_a_token: float = 0.0) -> None:
         self._ours, theirs = pty.openpty()
         self.process = subprocess.Popen(
             [sys.executable, "-m", PROGRAM, "chat", "--max-tokens", "90000"],
@@ -44,6 +47,7 @@ class Terminal:
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
                 "REDRAFTER_CACHE": str(cache),
+                "SECONDS_A_TOKEN": str(seconds_a_token),
                 "TERM": "xterm",
                 "INPUTRC": os.devnull,
                 "LANG": "C.UTF-8",
@@ -145,9 +149,53 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal, tmp_pat
     assert "Traceback" not in terminal.shown
 
 
+def test_second_ctrl_c_leaves_the_chat_alive(tmp_path: Path) -> None:
+    """It comes in the midst of a token, while the answer ends, or at the prompt."""
+    with Terminal(tmp_path, seconds_a_token=0.005) as terminal:
+        terminal.expect(PROMPT)
+        for pause in (0.0, 0.003, 0.03):
+            terminal.send("a question\n")
+            terminal.expect("a question")
+            terminal.expect_more(40)
+            terminal.send(CTRL_C)
+            time.sleep(pause)
+            terminal.send(CTRL_C)
+            # What was on its way to the screen is lost with Ctrl-C, and one that came just
+            # before the prompt waits for a key, see ``drop_line``.
+            terminal.send("\n/nope\n")
+            terminal.expect("/nope is no command")
+            terminal.expect(PROMPT)
+        stop_answer(terminal, "another question")
+        terminal.send(CTRL_D)
+        assert terminal.wait() == 0
+        assert "Traceback" not in terminal.shown
+
+
+def test_ctrl_c_ends_a_chat_from_a_pipe() -> None:
+    """The first one, in the midst of an answer."""
+    with subprocess.Popen(
+        [sys.executable, "-m", PROGRAM, "chat", "--max-tokens", "90000"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    ) as process:
+        assert process.stdin and process.stdout and process.stderr
+        process.stdin.write(b"first\nsecond\n")
+        process.stdin.flush()
+        assert len(process.stdout.read(40)) == 40
+        process.send_signal(signal.SIGINT)
+        _, complaint = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130
+    assert complaint == b""
+
+
 def test_history_outlives_the_chat_and_is_private(tmp_path: Path) -> None:
     pytest.importorskip("readline")
     cache = tmp_path / "cache"
+    path = cache / "chat_history"
+    cache.mkdir()
+    path.touch(0o644)
     with Terminal(cache) as first:
         first.expect(PROMPT)
         first.send("/nope one\n")
@@ -155,7 +203,6 @@ def test_history_outlives_the_chat_and_is_private(tmp_path: Path) -> None:
         first.expect(PROMPT)
         first.send("/exit\n")
         assert first.wait() == 0
-    path = cache / "chat_history"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with Terminal(cache) as second:
         second.expect(PROMPT)
@@ -167,6 +214,28 @@ def test_history_outlives_the_chat_and_is_private(tmp_path: Path) -> None:
     # libedit writes a space as an escape.
     history = path.read_text().replace("\\040", " ").splitlines()
     assert history[-3:] == ["/nope one", "/exit", "/nope one"]
+
+
+def test_chats_at_once_both_keep_their_lines(tmp_path: Path) -> None:
+    readline = pytest.importorskip("readline")
+    if "libedit" in (readline.__doc__ or ""):
+        pytest.skip("libedit does not append")
+    path = tmp_path / "chat_history"
+    path.write_text("".join(f"/old {number}\n" for number in range(HISTORY_LINES)))
+    with Terminal(tmp_path) as first, Terminal(tmp_path) as second:
+        for chat, message in ((first, "/nope one"), (second, "/nope two")):
+            chat.expect(PROMPT)
+            chat.send(f"{message}\n")
+            chat.expect("/nope is no command")
+            chat.expect(PROMPT)
+        for chat in (first, second):
+            chat.send(CTRL_D)
+            assert chat.wait() == 0
+    lines = path.read_text().splitlines()
+    assert len(lines) == HISTORY_LINES
+    assert lines[-3:] == [f"/old {HISTORY_LINES - 1}", "/nope one", "/nope two"]
+    # Past its limit the file is written anew.
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_message_of_several_lines_has_its_own_prompt(terminal: Terminal) -> None:
