@@ -29,7 +29,8 @@ def load_drafter(folder: Path, target: Decoder, dtype: str = "auto") -> Drafter:
     """
     if not (folder / "config.json").is_file():
         raise CheckpointError(
-            f"There is no drafter folder {folder} with a config.json; redrafter-mlx convert makes one."
+            f"{folder} is no drafter's folder, for it has no config.json; redrafter-mlx convert "
+            "makes one."
         )
     config = DrafterConfig.from_dict(read_json(folder / "config.json"))
     check_fit(config, target)

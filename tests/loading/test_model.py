@@ -188,7 +188,7 @@ def test_a_drafter_of_other_sizes_is_refused_with_both_numbers(tmp_path, decoder
         load_drafter(write_drafter(tmp_path / "a", hidden_size=32), decoder)
     with pytest.raises(ShapeError, match="vocab_size 70, but the model has 64"):
         load_drafter(write_drafter(tmp_path / "b", vocab_size=70), decoder)
-    with pytest.raises(CheckpointError, match="no drafter folder"):
+    with pytest.raises(CheckpointError, match="no drafter's folder"):
         load_drafter(tmp_path / "missing", decoder)
 
 
