@@ -450,7 +450,7 @@ def test_an_answer_that_the_context_ends_fills_it(script: Script, model: LoadedM
     assert last.finish_reason == "length"
     assert conversation.num_tokens == CONTEXT
     assert conversation.is_full
-    with pytest.raises(PromptError, match="/reset"):
+    with pytest.raises(PromptError, match="new conversation"):
         ask(conversation, "three")
     conversation.reset()
     assert not conversation.is_full
