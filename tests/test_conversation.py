@@ -415,7 +415,7 @@ def test_a_question_that_does_not_fit_changes_nothing(script: Script, model: Loa
     ask(conversation, "one")
     before = (conversation.messages, conversation.num_tokens)
     assert not conversation.is_full
-    with pytest.raises(PromptError, match=rf"\d{{4}} tokens.*{CONTEXT}; .*/reset"):
+    with pytest.raises(PromptError, match=rf"\d{{4}} tokens.*{CONTEXT}; .*new conversation"):
         ask(conversation, "🙂" * 300)
     assert (conversation.messages, conversation.num_tokens) == before
     assert conversation.is_full
