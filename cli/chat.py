@@ -137,7 +137,7 @@ class Session:
         self.answers.append(last.stats)
         ending = None
         if last.finish_reason == "length":
-            ending = "length"
+            ending = render.CUT
         elif last.finish_reason is None and self.interrupt.is_requested:
             ending = "stopped"
         render.stats_line(last.stats, ending)

@@ -118,7 +118,7 @@ def _show_text(
 ) -> None:
     with render.AnswerWriter() as writer:
         answer = _stream(model, prompt, config, writer.write)
-    ending = "length" if answer.finish_reason == "length" else None
+    ending = render.CUT if answer.finish_reason == "length" else None
     render.stats_line(answer.stats, ending)
     if wants_comparison:
         _show_comparison(_compare(model, prompt, config))

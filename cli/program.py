@@ -15,8 +15,8 @@ from redrafter_mlx.errors import ReDrafterError
 
 HINTS = {
     errno.ENOENT: "check the path",
-    errno.ENOSPC: "free some space, or name another folder in REDRAFTER_CACHE",
-    errno.EDQUOT: "free some space, or name another folder in REDRAFTER_CACHE",
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
     errno.EROFS: "choose a folder that can be written",
     errno.EACCES: "check its permissions",
     errno.EPERM: "check its permissions",

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
 
 
+# How a stats line calls an answer that --max-tokens or the end of the context ended.
+CUT = "cut short"
+
+
 class AnswerWriter:
     """Writes an answer to stdout, piece by piece; its block ends the answer's last line.
 
@@ -125,7 +129,7 @@ def stats_line(stats: DecodeStats, ending: str | None = None) -> None:
         counted(stats.emitted_tokens, "token"),
         f"{stats.tokens_per_second:.1f} tokens/s",
         f"{stats.tokens_per_round:.2f} tokens/round",
-        f"first token after {stats.prefill_seconds:.2f} s",
+        f"first after {stats.prefill_seconds:.2f} s",
     ]
     note(" · ".join([*parts, ending] if ending else parts))
 

@@ -88,7 +88,7 @@ class BeamShape:
 PLAIN_BEAM_SHAPE = BeamShape(beam_width=1, beam_length=1)
 # A pass over few rows is bound by reading the weights on a GPU; on a CPU each row costs.
 GPU_BEAM_SHAPE = BeamShape(beam_width=2, beam_length=4)
-CPU_BEAM_SHAPE = BeamShape(beam_width=1, beam_length=2)
+CPU_BEAM_SHAPE = BeamShape(beam_width=1, beam_length=4)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import mlx.core as mx
 from redrafter_mlx.config import CPU_BEAM_SHAPE, GPU_BEAM_SHAPE, BeamShape
 from redrafter_mlx.errors import CheckpointError, ReDrafterError
 from redrafter_mlx.loading.drafter import load_drafter
-from redrafter_mlx.loading.hub import find_drafter, resolve_model
+from redrafter_mlx.loading.hub import find_drafter, is_known_name, resolve_model
 from redrafter_mlx.loading.target import identify, load_target
 from redrafter_mlx.models.decoder import Decoder
 from redrafter_mlx.models.drafter import Drafter
@@ -60,8 +60,13 @@ def load(
     """
     name = str(name_or_path)
     folder = resolve_model(name)
-    target = load_target(folder, dtype)
-    tokenizer = load_tokenizer(folder)
+    try:
+        target, tokenizer = load_target(folder, dtype), load_tokenizer(folder)
+    except CheckpointError as error:
+        if not is_known_name(name):
+            raise
+        # The program made this folder itself, so it can be made again.
+        raise CheckpointError(f"{error} Remove {folder} and run again.") from error
     found = _find_drafter(name, folder, target, drafter, dtype)
     return LoadedModel(
         name=name,
@@ -91,7 +96,7 @@ def load_tokenizer(folder: Path) -> Any:
         )
     except Exception as error:
         # transformers raises many kinds here; all of them mean an unusable folder.
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = " ".join((str(error) or type(error).__name__).split())[:200]
         raise CheckpointError(f"The tokenizer in {folder} cannot be loaded: {reason}") from error
 
 

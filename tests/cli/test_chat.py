@@ -18,7 +18,7 @@ from tests.cli.conftest import Run
 from tests.cli.fakes import FakeConversation, FakeLibrary
 
 Conversations = list[FakeConversation]
-STATS = "4 tokens · 3.0 tokens/s · 1.50 tokens/round · first token after 0.25 s\n"
+STATS = "4 tokens · 3.0 tokens/s · 1.50 tokens/round · first after 0.25 s\n"
 
 
 def test_each_line_of_a_pipe_is_a_turn(
@@ -118,7 +118,7 @@ def test_unknown_command_is_no_message(
 
 
 def test_cut_answer_says_so(run: Run, library: FakeLibrary) -> None:
-    assert run("chat", "--max-tokens", "2", stdin="one\n").stderr.endswith(" · length\n")
+    assert run("chat", "--max-tokens", "2", stdin="one\n").stderr.endswith(" · cut short\n")
 
 
 def test_full_context_offers_reset(

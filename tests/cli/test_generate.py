@@ -24,7 +24,7 @@ def test_stdout_is_the_text_alone(run: Run, library: FakeLibrary) -> None:
     assert result.stdout == "Hello there!\n"
     first, second, stats = result.stderr.splitlines()
     assert (first, second) == library.notices
-    assert stats == "4 tokens · 3.0 tokens/s · 1.50 tokens/round · first token after 0.25 s"
+    assert stats == "4 tokens · 3.0 tokens/s · 1.50 tokens/round · first after 0.25 s"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_text_is_passed_on_as_it_is(
 def test_cut_answer_says_so(run: Run, library: FakeLibrary) -> None:
     result = run(*ASK, "--max-tokens", "2")
     assert result.stdout == "Hello \n"
-    assert result.stderr.endswith(" · length\n")
+    assert result.stderr.endswith(" · cut short\n")
 
 
 def test_defaults_are_those_of_the_library(run: Run, library: FakeLibrary) -> None:

@@ -191,8 +191,7 @@ def test_ctrl_c_is_quiet_and_exit_130(run: Run, library: FakeLibrary) -> None:
     [
         (
             OSError(errno.ENOSPC, "No space left on device", "/c/model"),
-            "/c/model: No space left on device; free some space, or name another folder in "
-            "REDRAFTER_CACHE.",
+            "/c/model: No space left on device; free some space.",
         ),
         (PermissionError(errno.EACCES, "Permission denied", "f"), "f: Permission denied; check"),
         (OSError("odd"), "odd."),

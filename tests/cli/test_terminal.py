@@ -129,7 +129,7 @@ def stop_answer(terminal: Terminal, question: str) -> None:
     terminal.expect(question)
     terminal.expect_more(40)
     terminal.send(CTRL_C)
-    terminal.expect("first token after")
+    terminal.expect("first after")
     terminal.expect("stopped")
     terminal.expect(PROMPT)
 

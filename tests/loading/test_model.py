@@ -253,6 +253,17 @@ def test_a_missing_chat_template_is_said_in_one_line(loadable, monkeypatch):
     assert "no chat template" in notice
 
 
+def test_a_damaged_copy_in_the_cache_is_told_how_to_be_made_again(loadable, monkeypatch):
+    monkeypatch.setattr(loading, "resolve_model", lambda name: loadable)
+    (loadable / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match=f"Remove {loadable} and run again") as caught:
+        loading.load("smollm2-135m")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(CheckpointError) as caught:
+        loading.load(loadable)
+    assert "run again" not in str(caught.value)
+
+
 def test_no_drafter_found_is_said_in_one_line(loadable):
     model = loading.load(loadable)
     assert model.drafter is None
