@@ -16,6 +16,7 @@ from redrafter_mlx.loading.modules import compute_dtype
 from redrafter_mlx.loading.target import identify, load_target
 from redrafter_mlx.models.drafter import RecurrentDrafter
 from redrafter_mlx.weights import load_tensors, save_tensors, write_json
+from tests.small_tokenizers import CHATML, byte_level
 from tests.toy import randomize, toy_target
 
 SETTINGS = {
@@ -302,3 +303,17 @@ def test_end_tokens_are_the_union_of_what_each_file_says(loadable):
     write_json(loadable / "config.json", SETTINGS | {"eos_token_id": 1})
     write_json(loadable / "generation_config.json", {"eos_token_id": [1, 9]})
     assert loading.load(str(loadable)).eos_ids == {1, 7, 9}
+
+
+def test_a_chat_template_in_a_file_of_its_own_is_read(tmp_path):
+    tokenizer = byte_level()
+    tokenizer.save_pretrained(str(tmp_path))
+    assert not loading.load_tokenizer(tmp_path).chat_template
+    (tmp_path / "chat_template.jinja").write_text(CHATML)
+    assert loading.load_tokenizer(tmp_path).chat_template == CHATML
+
+
+def test_a_folder_without_a_tokenizer_is_refused_with_the_reason(tmp_path, decoder):
+    with pytest.raises(CheckpointError, match="tokenizer") as caught:
+        loading.load_tokenizer(write_target(tmp_path, decoder))
+    assert "\n" not in str(caught.value)
