@@ -77,9 +77,11 @@ class _Interpreter:
 
     def line(self) -> str:
         end = self._data.find(b"\n", self._position)
-        text = self._decode(self.take(max(end, self._position) - self._position))
-        self.take(1)
-        return text
+        if end < 0:
+            raise self.fail("a name does not end")
+        line = self._decode(self.take(end - self._position))
+        self.skip(1)
+        return line
 
     def _decode(self, data: bytes) -> str:
         try:

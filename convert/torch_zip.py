@@ -88,7 +88,7 @@ def _find_entries(cursor: FileCursor) -> dict[str, Place]:
     places = cursor.unique(
         (info.filename, _find_data(cursor, info))
         for info in _read_directory(cursor)
-        if not info.is_dir()
+        if not info.filename.endswith("/")
     )
     end = 0
     for name, place in sorted(places.items(), key=lambda item: item[1].begin):

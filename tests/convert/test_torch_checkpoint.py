@@ -141,7 +141,7 @@ def test_a_float64_beyond_float32_is_refused_by_name(tmp_path: Path) -> None:
         path = archive(tmp_path / "a.pt", pickle, {"0": data})
         if is_fine:
             loaded = np.array(load_all(path)["w"])
-            assert np.array_equal(loaded, np.float32([1.0, value]), equal_nan=True)
+            assert np.array_equal(loaded, np.array([1.0, value], np.float32), equal_nan=True)
         else:
             message = refusal(load_all, path)
             assert "'w'" in message and "1e+300" in message
