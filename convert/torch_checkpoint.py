@@ -26,7 +26,7 @@ from redrafter_mlx.errors import CheckpointError
 
 # Where trainers put the state_dict among other things, in the order of search.
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
-_MAX_DEPTH = 8
+_MAX_WRAPPERS = 8
 _MAX_NAME = 1024
 _MAX_SHARING = 4  # tied weights share a storage; more than this is a bomb
 _SMALL_BYTES = 64 << 20
@@ -215,7 +215,7 @@ def _find_tensors(file: TorchZip) -> dict[str, TorchTensor]:
 
 def _find_state(values: Any) -> Any:
     """Return the dict that holds the tensors, out of those that trainers put around it."""
-    for _ in range(_MAX_DEPTH):
+    for _ in range(_MAX_WRAPPERS):
         if not isinstance(values, dict):
             break
         inner = next((values[key] for key in WRAPPERS if isinstance(values.get(key), dict)), None)
@@ -228,20 +228,19 @@ def _find_state(values: Any) -> Any:
 def _flatten(values: Any, path: Path) -> Iterator[tuple[str, TensorView]]:
     """Yield every tensor in a dict of dicts; each dict once, for one may hold itself."""
     seen: set[int] = set()
-    waiting: list[tuple[str | None, int, Any]] = [(None, 0, values)]
+    waiting: list[tuple[str | None, Any]] = [(None, values)]
     while waiting:
-        prefix, depth, value = waiting.pop()
+        prefix, value = waiting.pop()
         if isinstance(value, TensorView) and prefix is not None:
             yield prefix, value
         elif isinstance(value, dict):
-            if id(value) in seen or depth > _MAX_DEPTH or len(prefix or "") > _MAX_NAME:
+            if id(value) in seen or len(prefix or "") > _MAX_NAME:
                 raise CheckpointError(
-                    f"{path} has dicts that are nested too deep, used twice or under a long name; "
-                    "save the state_dict() alone."
+                    f"{path} has a dict that is used twice or nested too deep; save the "
+                    "state_dict() alone."
                 )
             seen.add(id(value))
-            inner = [(_join(prefix, key), depth + 1, value[key]) for key in value]
-            waiting += reversed(inner)
+            waiting += [(_join(prefix, key), inner) for key, inner in reversed(value.items())]
 
 
 def _join(prefix: str | None, key: Any) -> str:

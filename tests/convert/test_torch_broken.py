@@ -89,6 +89,14 @@ def test_an_entry_that_claims_2_to_the_60_bytes_is_refused(tmp_path: Path) -> No
     assert str(HUGE) in refusal(open_torch, path)
 
 
+def test_an_entry_without_its_own_header_is_refused(tmp_path: Path) -> None:
+    path = sound(tmp_path / "a.pt")
+    data = path.read_bytes()
+    begin = data.index(b"archive/data/0") - 30
+    path.write_bytes(data[:begin] + bytes(4) + data[begin + 4 :])
+    assert f"does not begin at byte {begin}" in refusal(open_torch, path)
+
+
 def test_entries_that_overlap_are_refused(tmp_path: Path) -> None:
     """A small file could else hold the same bytes without end."""
     path = archive(tmp_path / "a.pt", PICKLE, {**SIX, "1": bytes(24)})
