@@ -28,7 +28,14 @@ from redrafter_mlx.convert.tied_head import find_head_scale
 from redrafter_mlx.errors import CheckpointError, ConfigError, ShapeError
 from redrafter_mlx.weights import new_folder, save_tensors, write_json
 
-__all__ = ["DrafterTensors", "ImportOptions", "TargetSide", "import_drafter", "read_drafter"]
+__all__ = [
+    "DrafterTensors",
+    "ImportOptions",
+    "TargetSide",
+    "import_drafter",
+    "read_drafter",
+    "write_drafter",
+]
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -91,7 +98,11 @@ def import_drafter(source: Path, out: Path, options: ImportOptions) -> DrafterCo
         ConfigError: An option is out of range or does not suit this drafter.
         ShapeError: Drafter and target do not fit each other.
     """
-    drafter = read_drafter(source)
+    return write_drafter(read_drafter(source), out, options)
+
+
+def write_drafter(drafter: DrafterTensors, out: Path, options: ImportOptions) -> DrafterConfig:
+    """Write the folder of a drafter in memory; see ``import_drafter``."""
     with new_folder(out) as folder:
         if options.draft_length is not None:
             drafter = _configure(drafter, draft_length=options.draft_length)

@@ -12,14 +12,15 @@ H is hidden_size, E exit_dim, V vocab_size, n num_draft_layers.
 
 Source:
     apple/ml-recurrent-drafter, modeling_drafter.py, class Drafter; the other spellings:
-    NVIDIA/TensorRT-LLM, examples/redrafter/convert_checkpoint.py.
+    NVIDIA/TensorRT-LLM, examples/redrafter/convert_checkpoint.py; NVIDIA/TensorRT-Model-Optimizer
+    0.23 to 0.27.0, torch/speculative; eplatero97/speculators, models/recurrent_drafting.py.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -30,22 +31,34 @@ from redrafter_mlx.errors import CheckpointError
 DRAFT_VOCAB = "draft_vocab"
 # Apple's class creates it and never reads it.
 _UNUSED = frozenset({"emb_norm.weight"})
+_MARK = "drafter."  # NVIDIA ModelOpt and TensorRT-LLM: the model lies in the same files
+_VERIFIER = "verifier"  # vLLM speculators: a target beside the drafter
+_TENSORRT_HEAD = "lm_head.weight"
 _SPELLINGS = (
     (re.compile(r"^drafter\."), ""),
+    (re.compile(r"^layers\.(?=\d+\.linear\.)"), "lm_head."),
     (re.compile(r"^lm_heads\."), "lm_head."),
     (re.compile(r"^0\.(?=\d+\.)"), "lm_head."),
     (re.compile(r"^input_projs\."), "input_proj."),
 )
+_KNOWN = re.compile(r"(input_proj|rnn_u|rnn_w|lm_head\.\d+)\.|emb_norm\.weight$|draft_vocab$")
 _HEAD = re.compile(r"lm_head\.(\d{1,2})\.weight")
 _BLOCK = re.compile(r"lm_head\.(\d{1,2})\.linear\.(?:weight|bias)")
 
 
 @dataclass(frozen=True, slots=True)
 class Renamed:
-    """Tensors under Apple's names, and the names that were dropped as unused."""
+    """How the tensors of a checkpoint become a drafter's.
 
-    tensors: dict[str, mx.array]
+    Attributes:
+        origins: Apple's name of each tensor of the drafter -> its name in the checkpoint.
+        dropped: Those that a drafter has and does not use.
+        left_aside: Those of the model that the drafter was saved with.
+    """
+
+    origins: dict[str, str]
     dropped: tuple[str, ...]
+    left_aside: tuple[str, ...]
 
 
 def apple_name(name: str) -> str:
@@ -55,25 +68,43 @@ def apple_name(name: str) -> str:
     return name
 
 
-def rename_tensors(tensors: Mapping[str, mx.array]) -> Renamed:
-    """Give every tensor Apple's name and leave out the unused ones.
+def is_drafters(name: str) -> bool:
+    """Return whether Apple's name is one that some drafter's tensor may bear."""
+    return _KNOWN.match(name) is not None
+
+
+def rename_tensors(names: Iterable[str]) -> Renamed:
+    """Find the tensors of a drafter and give each Apple's name.
+
+    Where some are marked as a drafter's, the others belong to the model beside it.
 
     Raises:
         CheckpointError: Two tensors would get one name.
     """
-    renamed: dict[str, mx.array] = {}
+    names = list(names)
+    is_marked = any(name.startswith(_MARK) for name in names)
+    left_aside = tuple(name for name in names if _is_anothers(name, is_marked=is_marked))
+    anothers = set(left_aside)
+    kept = [name for name in names if name not in anothers]
+    head = f"{head_name(count_blocks(map(apple_name, kept)))}.weight"
     origins: dict[str, str] = {}
-    for name, tensor in tensors.items():
+    for name in kept:
         new_name = apple_name(name)
+        new_name = head if new_name == _TENSORRT_HEAD else new_name
         if new_name in origins:
             raise CheckpointError(
                 f"The tensors {origins[new_name]!r} and {name!r} are both a drafter's "
                 f"{new_name!r}; remove one."
             )
         origins[new_name] = name
-        if new_name not in _UNUSED:
-            renamed[new_name] = tensor
-    return Renamed(renamed, tuple(origins[name] for name in sorted(_UNUSED & origins.keys())))
+    dropped = tuple(origins.pop(name) for name in sorted(_UNUSED & origins.keys()))
+    return Renamed(origins, dropped, left_aside)
+
+
+def _is_anothers(name: str, *, is_marked: bool) -> bool:
+    if name.startswith(_VERIFIER):
+        return True
+    return is_marked and not name.startswith(_MARK) and not is_drafters(apple_name(name))
 
 
 def head_name(num_draft_layers: int) -> str:
@@ -110,7 +141,7 @@ def read_config(tensors: Mapping[str, mx.array]) -> DrafterConfig:
     Raises:
         CheckpointError: There is no output head, or it is not a matrix.
     """
-    num_draft_layers = _count_blocks(tensors)
+    num_draft_layers = count_blocks(tensors)
     axes = _tensor_axes(
         num_draft_layers,
         has_input_proj=any(name.startswith("input_proj.") for name in tensors),
@@ -133,10 +164,11 @@ def read_config(tensors: Mapping[str, mx.array]) -> DrafterConfig:
     )
 
 
-def _count_blocks(tensors: Mapping[str, mx.array]) -> int:
+def count_blocks(names: Iterable[str]) -> int:
     """Return n: the head's number, or one more than the last block's without a head."""
-    heads = [int(match[1]) for match in map(_HEAD.fullmatch, tensors) if match]
-    blocks = [int(match[1]) + 1 for match in map(_BLOCK.fullmatch, tensors) if match]
+    names = list(names)
+    heads = [int(match[1]) for match in map(_HEAD.fullmatch, names) if match]
+    blocks = [int(match[1]) + 1 for match in map(_BLOCK.fullmatch, names) if match]
     return max(heads or blocks, default=0)
 
 

@@ -83,7 +83,7 @@ def load_tensors(path: Path | str) -> dict[str, mx.array]:
     path = Path(path)
     if not os.path.isdir(path):
         return _load_file(path)
-    index = _read_index(path)
+    index = read_index(path)
     names = sorted(set(index.values())) or sorted(p.name for p in path.glob("model*.safetensors"))
     if not names:
         raise CheckpointError(f"{path} holds no model*.safetensors; choose a folder with weights.")
@@ -176,9 +176,9 @@ def _is_empty_folder(path: Path) -> bool:
         return False
 
 
-def _read_index(folder: Path) -> dict[str, str]:
-    """Return tensor name -> file name, empty where the folder has no index."""
-    index_path = folder / INDEX_FILE
+def read_index(folder: Path, file: str = INDEX_FILE) -> dict[str, str]:
+    """Return tensor name -> file name, empty where the folder has no such index."""
+    index_path = folder / file
     if not os.path.exists(index_path):
         return {}
     index = read_json(index_path).get("weight_map")

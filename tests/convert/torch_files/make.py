@@ -71,8 +71,41 @@ def small() -> dict[str, torch.Tensor]:
     return OrderedDict(embed=weight, head=weight, bias=torch.nn.Parameter(torch.ones(2)))
 
 
+def drafter(names: dict[str, str]) -> torch.nn.Module:
+    """Return a small drafter of numbers that a test can compute, its modules renamed."""
+    blocks = [torch.nn.ModuleDict({"linear": torch.nn.Linear(8, 8)}) for _ in range(2)]
+    modules = {
+        "lm_head": torch.nn.ModuleList([*blocks, torch.nn.Linear(8, 20, bias=False)]),
+        "input_proj": torch.nn.Linear(16, 8),
+        "rnn_u": torch.nn.Linear(8, 8),
+        "rnn_w": torch.nn.Linear(8, 8, bias=False),
+    }
+    whole = torch.nn.ModuleDict({names.get(name, name): part for name, part in modules.items()})
+    with torch.no_grad():
+        for index, parameter in enumerate(whole.parameters()):
+            counted = torch.arange(parameter.numel()).reshape(parameter.shape)
+            parameter.copy_((37 * counted + 11 * index) % 101 / 64 - 0.75)
+    return whole
+
+
+def drafters() -> dict[str, object]:
+    """Return a drafter as each program saves it."""
+    apple = drafter({}).state_dict()
+    plural = drafter({"lm_head": "lm_heads", "input_proj": "input_projs"}).half().state_dict()
+    sequence = drafter({"lm_head": "0"}).bfloat16().state_dict()
+    base = {"lm_head.weight": torch.ones(20, 8), "model.norm.weight": torch.ones(8)}
+    whole = base | {f"drafter.{name}": tensor for name, tensor in apple.items()}
+    return {
+        "drafter_apple": apple,
+        "drafter_plural": {"state_dict": plural, "step": 100},
+        "drafter_sequence": sequence,
+        "drafter_modelopt": whole,
+    }
+
+
 def main() -> None:
     """Write every file."""
+    torch.manual_seed(0)
     torch.save(every_dtype(), FOLDER / "dtypes.pt")
     torch.save(every_view(), FOLDER / "views.pt")
     torch.save(trained(), FOLDER / "trained.pt")
@@ -81,6 +114,8 @@ def main() -> None:
     torch.save(small(), FOLDER / "protocol4.pt", pickle_protocol=4)
     torch.save(small(), FOLDER / "before_1_6.pt", _use_new_zipfile_serialization=False)
     torch.save(torch.nn.Linear(2, 2), FOLDER / "module.pt")
+    for name, saved in drafters().items():
+        torch.save(saved, FOLDER / f"{name}.pt")
 
 
 if __name__ == "__main__":
