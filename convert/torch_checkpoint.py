@@ -131,12 +131,17 @@ class TorchTensor:
     def _copy_part(self, target: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
         with np.errstate(over="ignore", invalid="ignore"):
             np.copyto(target, source, casting="unsafe")
-        if source.dtype == np.float64 and (np.isinf(target) & np.isfinite(source)).any():
-            raise CheckpointError(
-                f"{self._zip.path}: {self.name!r:.80} holds {np.abs(source).max():g} in float64, "
-                "too large for float32; scale it down or save it otherwise."
-            )
+        if source.dtype == np.float64:
+            self._refuse_overflow(target, source)
         self._release()
+
+    def _refuse_overflow(self, target: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
+        lost = source[np.isinf(target) & np.isfinite(source)]
+        if lost.size:
+            raise CheckpointError(
+                f"{self._zip.path}: {self.name!r:.80} holds {lost[0]:g} in float64, too large for "
+                "float32; scale it down in PyTorch."
+            )
 
     def _release(self) -> None:
         """Give back the storage's pages, which count as the process's memory while mapped."""
