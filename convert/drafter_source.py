@@ -41,15 +41,15 @@ def open_source(source: Path) -> Iterator[dict[str, LazyTensor]]:
     """Open a checkpoint's files and give its tensors by their names there.
 
     Args:
-        source: A ``.safetensors`` file, a PyTorch file of any other name, or a folder with
-            files of the first kind that it finds: ``model*.safetensors``, with or without an
-            index; ``rank*.safetensors``, joined; ``pytorch_model*.bin``, with or without an
-            index; ``model.pt``.
+        source: A safetensors or a PyTorch file, told by what is in it; or a folder, of
+            which the files of the first kind found are read: ``model*.safetensors``, with or
+            without an index; ``rank*.safetensors``, joined; ``pytorch_model*.bin``, with or
+            without an index; ``model.pt``.
 
     Raises:
         CheckpointError: There is no such file, or one cannot be read.
     """
-    if source.is_file() and source.suffix != ".safetensors":
+    if source.is_file() and not _is_safetensors(source):
         with open_torch_files([source]) as tensors:
             yield _lazy(tensors)
     elif ranks := _find_ranks(source):
@@ -64,6 +64,16 @@ def open_source(source: Path) -> Iterator[dict[str, LazyTensor]]:
         )
     else:
         yield _lazy(load_tensors(source))
+
+
+def _is_safetensors(file: Path) -> bool:
+    """Return whether a JSON object follows 8 bytes of length; by its name if it is damaged."""
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(9)
+    except OSError:
+        head = b""
+    return head[8:] == b"{" or (head[:2] != b"PK" and file.suffix == ".safetensors")
 
 
 def _lazy(tensors: Mapping[str, mx.array | TorchTensor]) -> dict[str, LazyTensor]:

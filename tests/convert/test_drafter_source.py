@@ -83,6 +83,16 @@ def test_safetensors_go_before_pytorch_files(tmp_path: Path) -> None:
     assert read_drafter(source).config == NARROW
 
 
+def test_a_file_is_told_by_what_is_in_it(tmp_path: Path) -> None:
+    folder = write(tmp_path / "source", random_tensors())
+    source = (folder / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    assert read_drafter(source).config == NARROW
+    source = save_torch(tmp_path / "model.safetensors", random_tensors())
+    assert read_drafter(source).config == NARROW
+    source.write_bytes(b"short")
+    assert "is truncated or damaged" in refusal(read_drafter, source)
+
+
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     assert "pytorch_model*.bin" in refusal(read_drafter, tmp_path)
 

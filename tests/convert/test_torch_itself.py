@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from redrafter_mlx.convert.drafter import ImportOptions, import_drafter
 from redrafter_mlx.convert.torch_checkpoint import open_torch
 from tests.convert.tiny_drafter import refusal
 from tests.convert.tiny_torch import items_of, save_torch
@@ -88,3 +89,21 @@ def test_pytorch_reads_what_the_tests_write(tmp_path: Path) -> None:
     assert {name: value.tolist() for name, value in loaded.items()} == {
         name: array.tolist() for name, array in arrays.items()
     }
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_pytorch_reads_what_became_of_its_file(tmp_path: Path, dtype: Any) -> None:
+    """A drafter goes through this package and comes back to PyTorch bit for bit."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    tensors = {
+        "lm_head.0.weight": torch.randn(50, 32, dtype=dtype),
+        "rnn_u.weight": torch.randn(16, 16, dtype=dtype).t(),
+        "rnn_u.bias": torch.randn(16, dtype=dtype),
+        "rnn_w.weight": torch.randn(16, 16, dtype=dtype),
+    }
+    torch.save(tensors, tmp_path / "drafter.bin")
+    options = ImportOptions(dtype=str(dtype).removeprefix("torch."))
+    import_drafter(tmp_path / "drafter.bin", tmp_path / "out", options)
+    loaded = safetensors.load_file(tmp_path / "out" / "model.safetensors")
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
