@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from redrafter_mlx.convert.drafter import DrafterTensors, TargetSide
+    from redrafter_mlx.convert.drafter import TargetSide
     from redrafter_mlx.models.decoder import Decoder
 
 BITS = (4, 8)
@@ -33,7 +33,8 @@ class FolderOptions:
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="SOURCE", help="Folder of a drafter as its training saved it, or a safetensors."
+            metavar="SOURCE",
+            help="A drafter as its training saved it: a folder, .safetensors, .pt or .bin.",
         ),
     ]
     out: Annotated[
@@ -89,20 +90,20 @@ class ImportChoices:
 
 def convert(folders: FolderOptions, choices: ImportChoices, program: ProgramOptions) -> None:
     """Import a recurrent drafter into a folder for --drafter."""
-    from redrafter_mlx.convert.drafter import ImportOptions, import_drafter
+    from redrafter_mlx.convert.drafter import ImportOptions, read_drafter, write_drafter
 
     bits = choices.quantize
     _require_free(folders.out)
     with render.progress(f"Importing {folders.source} ..."):
-        source = _check(folders.source)
+        source = read_drafter(folders.source)
         options = ImportOptions(
             draft_length=choices.draft_length,
             target=target_side(choices.target) if choices.target else None,
             quantization=Quantization(bits, choices.group_size) if bits else None,
             draft_vocab=_draft_vocab(source.config.vocab_size, choices),
         )
-        config = import_drafter(folders.source, folders.out, options)
-    for line in summary(folders.out, config, source.dropped):
+        config = write_drafter(source, folders.out, options)
+    for line in summary(folders.out, config, source.notes):
         render.line(line)
 
 
@@ -112,13 +113,6 @@ def _require_free(folder: Path) -> None:
         raise CheckpointError(
             f"{folder} exists and is not an empty folder; choose another or remove it."
         )
-
-
-def _check(source: Path) -> DrafterTensors:
-    """Read the source before anything slow, and let go of the tensors until the import."""
-    from redrafter_mlx.convert.drafter import read_drafter
-
-    return replace(read_drafter(source), tensors={})
 
 
 def target_side(name: str) -> TargetSide:
@@ -168,8 +162,8 @@ def _draft_vocab(vocab_size: int, choices: ImportChoices) -> npt.NDArray[np.int3
     return most_used(counts, choices.draft_vocab, eos_ids(folder, tokenizer) if folder else ())
 
 
-def summary(folder: Path, config: DrafterConfig, dropped: Sequence[str]) -> list[str]:
-    """Return a few lines on what was written, and on the tensors left out as unused."""
+def summary(folder: Path, config: DrafterConfig, notes: Sequence[str]) -> list[str]:
+    """Return a few lines on what was written, and on what was not taken over."""
     num_bytes = sum(path.stat().st_size for path in folder.iterdir())
     blocks = render.counted(config.num_draft_layers, "residual block")
     vocabulary = f"vocabulary {config.vocab_size}"
@@ -184,9 +178,7 @@ def summary(folder: Path, config: DrafterConfig, dropped: Sequence[str]) -> list
         lines.append(f"trained to draft {render.counted(config.draft_length, 'token')}")
     if config.target is not None:
         lines.append(f"made for {config.target.name}")
-    if dropped:
-        lines.append(f"left out as unused: {', '.join(dropped)}")
-    return lines
+    return [*lines, *notes]
 
 
 def _head_line(config: DrafterConfig) -> str:
