@@ -26,8 +26,8 @@ HELP = r"""/help           this list
 /stats          figures of all answers so far
 /exit           leave, as Ctrl-D does
 //TEXT          send a text that begins with a slash
-A line that ends in \ goes on in the next one; a line of three double quotes begins a text of
-several lines, another ends it. Ctrl-C stops an answer."""
+A line that ends in \ goes on in the next one. A line of three double quotes
+begins a text of several lines, another ends it. Ctrl-C stops an answer."""
 
 
 def chat(model: ModelOptions, answer: AnswerOptions, program: ProgramOptions) -> None:
@@ -206,6 +206,6 @@ def _summary(answers: list[DecodeStats]) -> str:
             render.counted(num_tokens, "token"),
             f"{num_decoded / seconds if seconds else 0.0:.1f} tokens/s",
             f"{num_decoded / num_rounds if num_rounds else 0.0:.2f} tokens/round",
-            f"{cached} of {prompt} prompt tokens from the cache",
+            f"{cached} of {prompt} prompt tokens cached",
         )
     )

@@ -81,12 +81,10 @@ def test_commands(run: Run, library: FakeLibrary, conversations: Conversations) 
         "The system prompt is set",
         STATS.strip(),
         "5 tokens in the conversation",
-        "1 answer · 4 tokens · 3.0 tokens/s · 1.50 tokens/round · "
-        "0 of 3 prompt tokens from the cache",
+        "1 answer · 4 tokens · 3.0 tokens/s · 1.50 tokens/round · 0 of 3 prompt tokens cached",
         "A new conversation begins",
         "0 tokens in the conversation",
-        "1 answer · 4 tokens · 3.0 tokens/s · 1.50 tokens/round · "
-        "0 of 3 prompt tokens from the cache",
+        "1 answer · 4 tokens · 3.0 tokens/s · 1.50 tokens/round · 0 of 3 prompt tokens cached",
         "The system prompt is the model's",
     ]
     assert conversations[0].questions == []

@@ -41,7 +41,7 @@ def test_second_turn_reuses_the_first(run: Run, model: LoadedModel) -> None:
     first, second = "My name is Ada.", "What is my name?"
     result = run("chat", "--max-tokens", "16", stdin=f"{first}\n{second}\n/stats\n")
     assert result.exit_code == 0
-    found = re.search(r"(\d+) of (\d+) prompt tokens from the cache", result.stderr)
+    found = re.search(r"(\d+) of (\d+) prompt tokens cached", result.stderr)
     assert found is not None
     cached, prompt = map(int, found.groups())
     num_first = len(chat_prompt(model, first))
