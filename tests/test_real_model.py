@@ -10,9 +10,11 @@ import pytest
 from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import BeamShape, GenerationConfig, SamplingConfig
+from redrafter_mlx.conversation import Conversation
 from redrafter_mlx.decoding.beam import draft
 from redrafter_mlx.decoding.decode import decode
 from redrafter_mlx.decoding.stats import DecodeStats
+from redrafter_mlx.generation import generate
 from redrafter_mlx.loading.target import identify
 from redrafter_mlx.models.drafter import Drafter, RecurrentDrafter
 
@@ -133,3 +135,17 @@ def test_the_packaged_drafter_was_made_for_this_model_and_guesses_right(smollm2)
 
 def test_every_end_token_is_known(smollm2):
     assert {2} <= smollm2.eos_ids
+
+
+def test_a_second_turn_equals_a_fresh_prefill_of_the_same_ids(smollm2):
+    """Law: token for token, with the drafter, and with one system block in what is cached."""
+    config = GenerationConfig(max_tokens=12, beam=BeamShape(2, 4))
+    conversation = Conversation(smollm2, config=config)
+    list(conversation.ask("My name is Ada."))
+    second = [chunk.token for chunk in conversation.ask("What is my name?")]
+    prompt = conversation._cached[: conversation.stats.prompt_tokens]
+    assert conversation.stats.cached_tokens > 0
+    assert tuple(second) == generate(smollm2, prompt, config).tokens
+    text = smollm2.tokenizer.decode(prompt)
+    assert text.count("<|im_start|>system") == 1
+    assert text.count("<|im_start|>user") == 2
