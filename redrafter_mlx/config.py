@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from redrafter_mlx.errors import CheckpointError, ConfigError
@@ -19,7 +20,14 @@ DTYPES = ("auto", "stored", "float32", "float16", "bfloat16")
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:
-    """Raise ConfigError unless ``low <= value <= high`` (NaN is refused, too)."""
+    """Raise ConfigError unless ``low <= value <= high`` (NaN is refused, too).
+
+    Where ``low`` is an int the value must be a whole number of an integer type.
+    """
+    kind = Integral if isinstance(low, int) else Real
+    if not isinstance(value, kind) or isinstance(value, bool):
+        what = "a whole number" if kind is Integral else "a number"
+        raise ConfigError(f"{name} is {value!r}; give {what} from {low} to {high}.")
     if not low <= value <= high:
         raise ConfigError(f"{name} is {value}; choose a value from {low} to {high}.")
 
@@ -112,6 +120,10 @@ class GenerationConfig:
     def __post_init__(self) -> None:
         """Check every range."""
         check_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        if not isinstance(self.sampling, SamplingConfig):
+            raise ConfigError(f"sampling is {self.sampling!r}; give a SamplingConfig.")
+        if not isinstance(self.beam, BeamShape | None):
+            raise ConfigError(f"beam is {self.beam!r}; give a BeamShape or None.")
         if isinstance(self.stop, str):
             raise ConfigError(f"stop is the text {self.stop!r}; give a tuple of texts.")
         if any(not text for text in self.stop):
