@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from redrafter_mlx.convert.gguf import GgufFile, read_gguf
+from redrafter_mlx.config import Quantization
+from redrafter_mlx.convert.gguf import GgufFile, GgufTensor, read_gguf
 from redrafter_mlx.convert.gguf_config import (
     ROPE_FREQS,
     find_tensor,
@@ -21,13 +24,27 @@ from redrafter_mlx.convert.gguf_config import (
 )
 from redrafter_mlx.convert.gguf_tensors import (
     GROUP_SIZE,
-    ConvertedTensor,
     choose_float_dtype,
-    convert_tensor,
+    is_quantized,
+    packed_job,
+    source_tensor,
+    stored_bits,
+    stored_dtype,
 )
 from redrafter_mlx.convert.gguf_tokenizer import write_tokenizer
+from redrafter_mlx.convert.model_folder import (
+    ModelContents,
+    OnProgress,
+    affine_entry,
+    common_entry,
+    write_chat_template,
+    write_model,
+)
+from redrafter_mlx.convert.target_options import AS_STORED, ConvertedTarget, TargetOptions
+from redrafter_mlx.convert.tensor_job import TensorJob, float_job, is_divisible
 from redrafter_mlx.errors import CheckpointError
-from redrafter_mlx.weights import new_folder, save_tensors, write_json
+from redrafter_mlx.models.target_config import TargetConfig
+from redrafter_mlx.weights import write_json
 
 # Raise it when a folder converted before is no longer what would be written now.
 GGUF_CONVERTER_VERSION = 1
@@ -52,46 +69,29 @@ class _Parameter:
     num_heads: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Weights:
-    """The model's arrays by name, and the bits of every quantised module."""
-
-    arrays: dict[str, mx.array] = field(default_factory=dict)
-    bits: dict[str, int] = field(default_factory=dict)
-
-    def add(self, parameter: _Parameter, tensor: ConvertedTensor) -> None:
-        """Store a tensor under the parameter's name, its scales beside it."""
-        arrays = dict(tensor.arrays)
-        self.arrays[f"{parameter.module}.{parameter.field}"] = arrays.pop("weight")
-        for name, array in arrays.items():
-            self.arrays[f"{parameter.module}.{name}"] = array
-        if tensor.bits is not None:
-            self.bits[parameter.module] = tensor.bits
-
-
-def convert_gguf(source: Path | str, out: Path | str) -> None:
+def convert_gguf(
+    source: Path | str,
+    out: Path | str,
+    options: TargetOptions = AS_STORED,
+    on_progress: OnProgress | None = None,
+) -> ConvertedTarget:
     """Convert a GGUF file into a new folder that mlx-lm and this package load.
 
-    Weights keep their values exactly: Q4_0, Q4_1 and Q8_0 become MLX's affine quantisation
-    with groups of 32. The folder appears whole or not at all.
+    Without options weights keep their values exactly: Q4_0, Q4_1 and Q8_0 become MLX's affine
+    quantisation with groups of 32. The folder appears whole or not at all.
 
     Args:
         source: The GGUF file.
         out: The folder to make.
+        options: What becomes of the weights.
+        on_progress: See ``write_model``.
 
     Raises:
         CheckpointError: The file is damaged, or of a kind that cannot be converted; or the
-            folder exists or cannot be written.
+            folder exists or cannot be written, or there is no room for it.
     """
     gguf = read_gguf(source)
-    config = llama_config(gguf)
-    weights = _convert_weights(gguf, config)
-    config |= _quantization(weights.bits)
-    with new_folder(out) as folder:
-        save_tensors(folder / "model.safetensors", weights.arrays)
-        write_tokenizer(gguf, folder, config["max_position_embeddings"])
-        write_json(folder / "generation_config.json", generation_config(gguf))
-        write_json(folder / "config.json", dict(sorted(config.items())))
+    return write_model(out, _contents(gguf, llama_config(gguf), options), on_progress)
 
 
 def rotary_rows(num_rows: int, num_heads: int) -> npt.NDArray[np.intp]:
@@ -106,18 +106,54 @@ def rotary_rows(num_rows: int, num_heads: int) -> npt.NDArray[np.intp]:
     return np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
-def _convert_weights(gguf: GgufFile, config: Mapping[str, Any]) -> _Weights:
+def _contents(gguf: GgufFile, config: dict[str, Any], options: TargetOptions) -> ModelContents:
     parameters = list(_parameters(gguf, config))
     tensors = [find_tensor(gguf, parameter.source, parameter.shape) for parameter in parameters]
     unknown = gguf.tensors.keys() - {tensor.name for tensor in tensors} - {ROPE_FREQS}
     if unknown:
         raise CheckpointError(f"{gguf.path} has the tensor {min(unknown)!r}, not part of a Llama.")
-    float_dtype = choose_float_dtype(tensors)
-    weights = _Weights()
+    TargetConfig.from_dict(config)
+    if any(is_quantized(tensor) for tensor in tensors):
+        options.refuse_again(gguf.path)
+    float_dtype = choose_float_dtype(tensors) if options.dtype is None else mx.float32
+    jobs, bits = [], {}
     for parameter, tensor in zip(parameters, tensors, strict=True):
-        rows = rotary_rows(tensor.shape[0], parameter.num_heads) if parameter.num_heads else None
-        weights.add(parameter, convert_tensor(tensor, rows, float_dtype))
-    return weights
+        bits[parameter.module] = number = stored_bits(tensor)
+        dtype = options.mlx_dtype or stored_dtype(tensor, number, float_dtype)
+        jobs.append(_job(parameter, tensor, number, dtype, options.quantization))
+    quantization = common_entry(jobs, options.quantization) or _entry(bits)
+    return ModelContents(
+        config=config | quantization,
+        jobs=jobs,
+        num_parameters=sum(math.prod(parameter.shape) for parameter in parameters),
+        write_others=partial(_write_others, gguf, config, options.chat_template),
+    )
+
+
+def _job(
+    parameter: _Parameter,
+    tensor: GgufTensor,
+    bits: int | None,
+    dtype: mx.Dtype,
+    quantization: Quantization | None,
+) -> TensorJob:
+    heads = parameter.num_heads
+    rows = rotary_rows(tensor.shape[0], heads) if heads else None
+    name = f"{parameter.module}.{parameter.field}"
+    if bits is not None:
+        return packed_job(tensor, name, rows, bits, dtype)
+    if quantization is not None and not is_divisible(tensor.shape, quantization):
+        quantization = None
+    return float_job(source_tensor(tensor, rows), name, dtype, quantization)
+
+
+def _write_others(
+    gguf: GgufFile, config: Mapping[str, Any], chat_template: str | None, folder: Path
+) -> None:
+    write_tokenizer(gguf, folder, config["max_position_embeddings"])
+    write_json(folder / "generation_config.json", generation_config(gguf))
+    if chat_template is not None and "tokenizer.chat_template" not in gguf.metadata:
+        write_chat_template(folder, chat_template)
 
 
 def _parameters(gguf: GgufFile, config: Mapping[str, Any]) -> Iterator[_Parameter]:
@@ -160,15 +196,14 @@ def _layer_parameters(layer: int, config: Mapping[str, Any]) -> Iterator[_Parame
             yield _Parameter(f"{source}.{linear}.bias", name, "bias", shape[:1], heads)
 
 
-def _quantization(bits: Mapping[str, int]) -> dict[str, Any]:
+def _entry(bits: Mapping[str, int | None]) -> dict[str, Any]:
     """Return config.json's entries: the most frequent bits, then the modules with others."""
-    if not bits:
+    numbers = {module: number for module, number in bits.items() if number is not None}
+    if not numbers:
         return {}
-    usual = Counter(bits.values()).most_common(1)[0][0]
-    modules = {name: number for name, number in bits.items() if number != usual}
-    entry = _affine(usual) | {name: _affine(number) for name, number in modules.items()}
+    usual = Counter(numbers.values()).most_common(1)[0][0]
+    entry = affine_entry(Quantization(usual, GROUP_SIZE))
+    for module, number in numbers.items():
+        if number != usual:
+            entry[module] = affine_entry(Quantization(number, GROUP_SIZE))
     return {"quantization": entry, "quantization_config": entry}
-
-
-def _affine(bits: int) -> dict[str, Any]:
-    return {"group_size": GROUP_SIZE, "bits": bits, "mode": "affine"}

@@ -11,6 +11,7 @@ Source:
 from __future__ import annotations
 
 import math
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,12 +73,14 @@ class GgufTensor:
         shape: Sizes, the row length last (a file lists it first).
         blocks: ``shape`` with the last size divided by the weights of a block; numbers, or
             records with the fields ``d``, ``m`` and ``q``. It looks into the file.
+        data: All of the file, mapped.
     """
 
     name: str
     kind: str
     shape: tuple[int, ...]
     blocks: npt.NDArray[Any]
+    data: mmap.mmap
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,4 +264,4 @@ def _find_tensor(cursor: FileCursor, start: int, place: _Place) -> GgufTensor:
     )
     *rows, length = place.shape
     shape = (*rows, length // place.kind.num_weights)
-    return GgufTensor(place.name, place.kind.name, place.shape, blocks.reshape(shape))
+    return GgufTensor(place.name, place.kind.name, place.shape, blocks.reshape(shape), cursor.data)

@@ -106,6 +106,19 @@ class TorchTensor:
             self._copy_to(np.atleast_1d(np.array(array, copy=False)))
         return array if layout.copied == layout.dtype else array.view(layout.dtype)
 
+    def rows(self, run: slice) -> npt.NDArray[Any]:
+        """Return some rows: a view of the file, bfloat16 as uint16; float64 as float32.
+
+        Raises:
+            CheckpointError: See ``load``.
+        """
+        source = self._stored()[run]
+        if source.dtype != np.float64:
+            return source
+        target = np.empty(source.shape, np.float32)
+        self._copy_part(target, source)
+        return target
+
     def _copy_to(self, target: npt.NDArray[Any]) -> None:
         source = self._stored()
         if not source.flags.c_contiguous:
@@ -133,7 +146,7 @@ class TorchTensor:
             np.copyto(target, source, casting="unsafe")
         if source.dtype == np.float64:
             self._refuse_overflow(target, source)
-        self._release()
+        self.release()
 
     def _refuse_overflow(self, target: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
         lost = source[np.isinf(target) & np.isfinite(source)]
@@ -143,7 +156,7 @@ class TorchTensor:
                 "float32; scale it down in PyTorch."
             )
 
-    def _release(self) -> None:
+    def release(self) -> None:
         """Give back the storage's pages, which count as the process's memory while mapped."""
         if not hasattr(mmap, "MADV_DONTNEED"):
             return

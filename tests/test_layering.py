@@ -22,6 +22,7 @@ FLOORS = (
     ("errors", "config"),
     (
         "weights",
+        "safetensors_writer",
         "prompts",
         "decoding.stats",
         "decoding.tree",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -13,7 +12,7 @@ from redrafter_mlx.config import TargetIdentity
 from redrafter_mlx.errors import CheckpointError
 from redrafter_mlx.loading.modules import Tensors, compute_dtype, dequantized, fill
 from redrafter_mlx.models.decoder import Decoder
-from redrafter_mlx.models.target_config import TargetConfig
+from redrafter_mlx.models.target_config import TargetConfig, stored_quantization
 from redrafter_mlx.weights import load_tensors, read_json
 
 
@@ -32,7 +31,7 @@ def load_target(folder: Path, dtype: str = "auto") -> Decoder:
     tensors = _needed(load_tensors(folder), config)
     decoder = Decoder(config, is_tied="lm_head.weight" not in tensors)
     decoder.fingerprint = fingerprint(tensors)
-    quantization = _quantization(settings)
+    quantization = stored_quantization(settings)
     wanted = compute_dtype(dtype)
     if wanted is not None:
         tensors = dequantized(tensors, quantization, wanted)
@@ -77,16 +76,3 @@ def _needed(tensors: Tensors, config: TargetConfig) -> Tensors:
         if not name.endswith("rotary_emb.inv_freq")
         and not (is_tied and name.startswith("lm_head."))
     }
-
-
-def _quantization(settings: dict[str, Any]) -> dict[str, Any]:
-    foreign = settings.get("quantization_config", {})
-    if isinstance(foreign, dict) and "quant_method" in foreign:
-        raise CheckpointError(
-            f"The model is quantised by {foreign['quant_method']!r}, which is not supported; take "
-            "the unquantised model or one from mlx-community."
-        )
-    own = settings.get("quantization") or {}
-    if not isinstance(own, dict):
-        raise CheckpointError(f"quantization is {own!r} in config.json; it must be an object.")
-    return own

@@ -122,6 +122,24 @@ class TargetConfig:
         )
 
 
+def stored_quantization(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json's ``quantization``, empty where there is none.
+
+    Raises:
+        CheckpointError: It is no object, or another program than MLX quantised the model.
+    """
+    foreign = values.get("quantization_config", {})
+    if isinstance(foreign, dict) and "quant_method" in foreign:
+        raise CheckpointError(
+            f"The model is quantised by {shown(foreign['quant_method'])}, which is not supported; "
+            "take the unquantised model or one from mlx-community."
+        )
+    own = values.get("quantization") or {}
+    if not isinstance(own, dict):
+        raise CheckpointError(f"quantization is {shown(own)} in config.json; it must be an object.")
+    return own
+
+
 def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value for key, value in values.items() if value is not None or key not in _NULLABLE

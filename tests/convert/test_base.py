@@ -1,13 +1,15 @@
 """A GGUF file of a Llama becomes a folder that mlx-lm loads, whole or not at all."""
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from redrafter_mlx.convert import base
+from redrafter_mlx import safetensors_writer
+from redrafter_mlx.convert import base, gguf_tokenizer, model_folder
 from redrafter_mlx.convert.base import convert_gguf, rotary_rows
 from redrafter_mlx.errors import CheckpointError
 from redrafter_mlx.weights import load_tensors, read_json
@@ -27,7 +29,7 @@ from tests.convert.tiny_gguf import (
 )
 
 FILES = ["config.json", "generation_config.json", "model.safetensors"]
-FILES += ["tokenizer.json", "tokenizer_config.json"]
+FILES += ["model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"]
 AFFINE_4 = {"group_size": 32, "bits": 4, "mode": "affine"}
 
 
@@ -132,14 +134,26 @@ def rotated(heads: Any) -> Any:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError("boom"), CheckpointError("x")])
-@pytest.mark.parametrize("step", ["save_tensors", "write_tokenizer", "write_json"])
+@pytest.mark.parametrize(
+    ("module", "step"),
+    [
+        (model_folder, "_write_tensors"),
+        (model_folder, "write_json"),
+        (base, "write_tokenizer"),
+        (base, "write_json"),
+    ],
+)
 def test_an_interrupted_conversion_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    step: str,
+    error: BaseException,
 ) -> None:
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(base, step, fail)
+    monkeypatch.setattr(module, step, fail)
     source = write_tiny(tmp_path / "x.gguf")
     with pytest.raises((KeyboardInterrupt, RuntimeError, CheckpointError)):
         convert_gguf(source, tmp_path / "out")
@@ -149,13 +163,14 @@ def test_an_interrupted_conversion_leaves_nothing(
 def test_config_json_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it no folder is taken for a model, so a killed conversion leaves none."""
     written: list[str] = []
-    real = base.write_json
+    real = model_folder.write_json
 
     def note(path: Path, values: dict[str, Any]) -> None:
         written.append(path.name)
         real(path, values)
 
-    monkeypatch.setattr(base, "write_json", note)
+    for module in (base, model_folder, safetensors_writer, gguf_tokenizer):
+        monkeypatch.setattr(module, "write_json", note)
     convert(tmp_path, tiny_tensors())
     assert written[-1] == "config.json"
 

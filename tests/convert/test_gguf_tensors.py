@@ -1,6 +1,7 @@
 """GGUF tensors keep their values bit for bit in MLX's layout."""
 
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,15 @@ import pytest
 from redrafter_mlx.convert.base import rotary_rows
 from redrafter_mlx.convert.gguf import GgufTensor, read_gguf
 from redrafter_mlx.convert.gguf_tensors import (
-    ConvertedTensor,
     choose_float_dtype,
-    convert_tensor,
+    packed_job,
+    source_tensor,
+    stored_bits,
+    stored_dtype,
 )
+from redrafter_mlx.convert.tensor_job import float_job
 from redrafter_mlx.errors import CheckpointError
+from tests.convert.run_jobs import run_job
 from tests.convert.tiny_gguf import Tensor, float_bytes, gguf_bytes, random_tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -25,6 +30,23 @@ QUANTISED = ("Q4_0", "Q4_1", "Q8_0")
 def stored(path: Path, *tensors: Tensor) -> list[GgufTensor]:
     (path / "x.gguf").write_bytes(gguf_bytes([], tensors))
     return list(read_gguf(path / "x.gguf").tensors.values())
+
+
+@dataclass(frozen=True)
+class ConvertedTensor:
+    arrays: dict[str, mx.array]
+    bits: int | None
+
+
+def convert_tensor(source: GgufTensor, rows: Any, float_dtype: mx.Dtype) -> ConvertedTensor:
+    bits = stored_bits(source)
+    dtype = stored_dtype(source, bits, float_dtype)
+    if bits is None:
+        job = float_job(source_tensor(source, rows), "weight", dtype)
+    else:
+        job = packed_job(source, "weight", rows, bits, dtype)
+    arrays = {name.removeprefix("weight."): array for name, array in run_job(job).items()}
+    return ConvertedTensor(arrays, bits)
 
 
 def values_of(converted: ConvertedTensor) -> Array:

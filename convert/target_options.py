@@ -1,0 +1,68 @@
+"""What a user may ask of a target's conversion, and what it tells afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from redrafter_mlx.config import Quantization
+from redrafter_mlx.errors import CheckpointError, ConfigError
+
+FLOAT_DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOptions:
+    """What becomes of a target on the way.
+
+    Attributes:
+        dtype: ``float16``, ``bfloat16`` or ``float32``; ``None`` takes what config.json says
+            and, where it says nothing or the weights are quantised, what is stored.
+        quantization: How to quantise linear layers and embedding, ``None`` for not at all.
+        chat_template: Written as chat_template.jinja where the source has no template.
+    """
+
+    dtype: str | None = None
+    quantization: Quantization | None = None
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the dtype."""
+        if self.dtype is not None and self.dtype not in FLOAT_DTYPES:
+            raise ConfigError(f"dtype is {self.dtype!r}; choose one of {', '.join(FLOAT_DTYPES)}.")
+
+    @property
+    def mlx_dtype(self) -> mx.Dtype | None:
+        """The dtype asked for, ``None`` where none is."""
+        return None if self.dtype is None else FLOAT_DTYPES[self.dtype]
+
+    def refuse_again(self, source: object) -> None:
+        """Refuse to quantise what is quantised.
+
+        Raises:
+            CheckpointError: These options ask for it.
+        """
+        if self.quantization is not None:
+            raise CheckpointError(
+                f"{source}: the weights are quantised already; leave --quantize out, or take the "
+                "unquantised model."
+            )
+
+
+AS_STORED = TargetOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedTarget:
+    """What was written.
+
+    Attributes:
+        num_bytes: Bytes of the tensors.
+        num_tensors: How many there are; a quantised weight counts three.
+        notes: A line each for what was not taken over as it was.
+    """
+
+    num_bytes: int
+    num_tensors: int
+    notes: tuple[str, ...] = ()
