@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import Enum, auto
 from pathlib import Path
 
@@ -13,8 +12,8 @@ from redrafter_mlx.errors import CheckpointError
 from redrafter_mlx.weights import read_json
 
 _WANTED = (
-    "give a drafter's file or folder, a Hugging Face model's folder with its config.json, or a "
-    "GGUF file"
+    "give a drafter's file or folder, the folder of a Hugging Face model with its config.json, "
+    "or a GGUF file"
 )
 
 
@@ -47,7 +46,7 @@ def kind_of(source: Path | str) -> SourceKind:
         return SourceKind.DRAFTER
     if settings:
         return SourceKind.TARGET
-    raise CheckpointError(f"{source} holds {_description(names)}; {_WANTED}.")
+    raise CheckpointError(f"{source} {_description(names)}; {_WANTED}.")
 
 
 def is_loadable(folder: Path) -> bool:
@@ -55,10 +54,10 @@ def is_loadable(folder: Path) -> bool:
     return has_safetensors(folder)
 
 
-def _description(names: Iterable[str]) -> str:
-    """Return what a file without a configuration seems to be."""
-    names = list(names)
-    if any("embed_tokens" in name or ".layers." in name for name in names):
-        return "a model's weights without its config.json"
-    example = f", {names[0]!r:.80} among them" if names else ""
-    return f"{len(names)} tensors of neither a drafter nor a model{example}"
+def _description(names: list[str]) -> str:
+    """Return what a source without a configuration seems to be."""
+    if any("embed_tokens" in name or "layers." in name for name in names):
+        return "holds a model's weights and no config.json"
+    return (
+        f"holds tensors of neither a drafter nor a model, {min(names, default='')!r:.80} among them"
+    )
