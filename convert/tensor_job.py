@@ -134,14 +134,14 @@ def _float_pieces(
 def _too_large(
     tensor: SourceTensor, dtype: mx.Dtype, largest: float, rest: Iterator[Rows]
 ) -> CheckpointError:
-    others = [_largest_magnitude(run, tensor.dtype) for run in rest]
-    if not all(map(math.isfinite, (largest, *others))):
+    magnitudes = [largest, *(_largest_magnitude(run, tensor.dtype) for run in rest)]
+    if not all(map(math.isfinite, magnitudes)):
         return CheckpointError(
             f"The tensor {tensor.name!r:.120} holds NaN or infinity; get another file of the model."
         )
     wide = "float32" if dtype == mx.bfloat16 else "bfloat16"
     return CheckpointError(
-        f"The tensor {tensor.name!r:.120} holds {max(largest, *others):g}, too large for "
+        f"The tensor {tensor.name!r:.120} holds {max(magnitudes):g}, too large for "
         f"{str(dtype).removeprefix('mlx.core.')}; convert with --dtype {wide}."
     )
 

@@ -1,10 +1,7 @@
 """A target becomes a folder as mlx_lm.convert writes it, or a sentence says why not."""
 
 import json
-import shutil
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -14,55 +11,29 @@ from redrafter_mlx import safetensors_writer
 from redrafter_mlx.config import Quantization
 from redrafter_mlx.convert import tensor_job
 from redrafter_mlx.convert.target import TargetOptions, convert_target
-from redrafter_mlx.errors import CheckpointError, ConfigError
 from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.weights import load_tensors, read_json, save_tensors, write_json
-from tests.convert.family_models import CONFIGS, TOKENS, weights_of
+from tests.convert.family_models import TOKENS
 from tests.convert.tiny_gguf import gguf_bytes, tiny_metadata, tiny_tensors
+from tests.convert.tiny_target import (
+    EMBEDDING,
+    HEAD,
+    NORM,
+    UP,
+    Tensors,
+    refuse,
+    same,
+    tensors_of,
+    write_target,
+)
 from tests.convert.tiny_torch import save_torch
-
-NAME = "llama_linear"
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-UP = "model.layers.0.mlp.up_proj.weight"
-GATE = "model.layers.1.mlp.gate_proj.weight"
-NORM = "model.norm.weight"
-
-Tensors = dict[str, mx.array]
-
-
-def tensors_of(name: str = NAME, dtype: mx.Dtype = mx.float16) -> Tensors:
-    return {key: mx.array(value).astype(dtype) for key, value in weights_of(name).items()}
-
-
-def write_source(folder: Path, tensors: Mapping[str, mx.array], **changes: Any) -> Path:
-    """Write a folder with safetensors; ``None`` leaves a key of config.json out."""
-    folder.mkdir(exist_ok=True)
-    config = {key: value for key, value in (CONFIGS[NAME] | changes).items() if value is not None}
-    write_json(folder / "config.json", config)
-    save_tensors(folder / "model.safetensors", tensors)
-    return folder
-
-
-def refuse(source: Path, options: TargetOptions | None = None) -> str:
-    """Return the sentence with which a source is refused; nothing may be left behind."""
-    out = source.parent / "never"
-    before = sorted(source.parent.iterdir())
-    with pytest.raises((CheckpointError, ConfigError)) as refused:
-        convert_target(source, out, options or TargetOptions())
-    assert sorted(source.parent.iterdir()) == before
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
-
-
-def same(one: mx.array, other: mx.array) -> bool:
-    return one.dtype == other.dtype and bool(mx.array_equal(one, other))
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32])
 def test_without_options_every_bit_is_kept(tmp_path: Path, kind: str, dtype: mx.Dtype) -> None:
     tensors = tensors_of(dtype=dtype)
-    source = write_source(tmp_path / "source", tensors)
+    source = write_target(tmp_path / "source", tensors)
     if kind == "bin":
         (source / "model.safetensors").unlink()
         save_torch(source / "pytorch_model.bin", tensors)
@@ -79,9 +50,9 @@ def test_without_options_every_bit_is_kept(tmp_path: Path, kind: str, dtype: mx.
 def test_a_cast_is_that_of_mlx_run_by_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: mx.Dtype, wanted: str
 ) -> None:
-    monkeypatch.setattr(tensor_job, "RUN_BYTES", 1000)
+    monkeypatch.setattr(tensor_job, "RUN_BYTES", 4000)
     tensors = tensors_of(dtype=stored)
-    source = write_source(tmp_path / "source", tensors)
+    source = write_target(tmp_path / "source", tensors)
     convert_target(source, tmp_path / "out", TargetOptions(dtype=wanted))
     for name, tensor in load_tensors(tmp_path / "out").items():
         assert same(tensor, tensors[name].astype(getattr(mx, wanted))), name
@@ -95,10 +66,10 @@ def test_quantised_tensors_are_those_of_mx_quantize(
     """Law: bit for bit, wherever the last size divides; this package and mlx-lm load both."""
     from mlx_lm.utils import load_model
 
-    monkeypatch.setattr(tensor_job, "RUN_BYTES", 1000)
+    monkeypatch.setattr(tensor_job, "RUN_BYTES", 8000)
     sizes = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 16}
     tensors = wide_tensors()
-    source = write_source(tmp_path / "source", tensors, **sizes)
+    source = write_target(tmp_path / "source", tensors, **sizes)
     out = tmp_path / "out"
     converted = convert_target(
         source, out, TargetOptions(quantization=Quantization(bits, group_size))
@@ -147,7 +118,7 @@ def wide_tensors() -> Tensors:
 def test_quantisation_casts_first(tmp_path: Path) -> None:
     """As mlx_lm.convert does: the groups are those of the cast weights."""
     tensors = tensors_of(dtype=mx.float32)
-    source = write_source(tmp_path / "source", tensors, torch_dtype="bfloat16")
+    source = write_target(tmp_path / "source", tensors, torch_dtype="bfloat16")
     convert_target(source, tmp_path / "out", TargetOptions(quantization=Quantization(4, 32)))
     parts = mx.quantize(tensors[UP].astype(mx.bfloat16), 32, 4)
     written = load_tensors(tmp_path / "out")
@@ -157,7 +128,7 @@ def test_quantisation_casts_first(tmp_path: Path) -> None:
 
 
 def test_a_group_size_that_divides_nothing_is_refused(tmp_path: Path) -> None:
-    source = write_source(tmp_path / "source", tensors_of())
+    source = write_target(tmp_path / "source", tensors_of())
     message = refuse(source, TargetOptions(quantization=Quantization(4, 128)))
     assert "group_size 128; choose a smaller one" in message
 
@@ -173,7 +144,7 @@ def test_tied_and_untied_heads_with_and_without_the_key(
     tensors = tensors_of(dtype=mx.float32)
     if not has_head:
         del tensors[HEAD]
-    source = write_source(tmp_path / "source", tensors, tie_word_embeddings=tie)
+    source = write_target(tmp_path / "source", tensors, tie_word_embeddings=tie)
     if tie is False and not has_head:
         assert "have no lm_head.weight" in refuse(source)
         return
@@ -195,14 +166,14 @@ def test_tied_and_untied_heads_with_and_without_the_key(
 
 def test_a_tied_head_that_is_stored_twice_is_written_once(tmp_path: Path) -> None:
     tensors = tensors_of() | {HEAD: tensors_of()[EMBEDDING]}
-    source = write_source(tmp_path / "source", tensors, tie_word_embeddings=True)
+    source = write_target(tmp_path / "source", tensors, tie_word_embeddings=True)
     converted = convert_target(source, tmp_path / "out")
     assert converted.notes[0].endswith("ties to the embedding")
     assert HEAD not in load_tensors(tmp_path / "out")
 
 
 def test_what_lies_beside_the_weights_goes_along(tmp_path: Path) -> None:
-    source = write_source(tmp_path / "source", tensors_of())
+    source = write_target(tmp_path / "source", tensors_of())
     files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "generation_config.json")
     for name in (*files, "special_tokens_map.json", "modeling_x.py", "README.md"):
         (source / name).write_text(json.dumps({"of": name}))
@@ -224,7 +195,7 @@ def test_what_lies_beside_the_weights_goes_along(tmp_path: Path) -> None:
     ],
 )
 def test_a_template_of_the_source_stays(tmp_path: Path, name: str, text: str) -> None:
-    source = write_source(tmp_path / "source", tensors_of())
+    source = write_target(tmp_path / "source", tensors_of())
     (source / name).write_text(text)
     convert_target(source, tmp_path / "out", TargetOptions(chat_template="{{ mine }}"))
     assert (tmp_path / "out" / name).read_text() == text
@@ -236,7 +207,7 @@ def test_large_models_are_sharded_and_the_index_names_every_tensor(
 ) -> None:
     monkeypatch.setattr(safetensors_writer, "MAX_SHARD_BYTES", 30_000)
     tensors = tensors_of()
-    source = write_source(tmp_path / "source", tensors)
+    source = write_target(tmp_path / "source", tensors)
     convert_target(source, tmp_path / "out")
     index = read_json(tmp_path / "out" / "model.safetensors.index.json")
     shards = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
@@ -258,7 +229,7 @@ def test_progress_ends_at_the_bytes_that_were_promised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: TargetOptions
 ) -> None:
     monkeypatch.setattr(tensor_job, "RUN_BYTES", 4096)
-    source = write_source(tmp_path / "source", tensors_of())
+    source = write_target(tmp_path / "source", tensors_of())
     calls: list[tuple[int, int]] = []
     converted = convert_target(
         source, tmp_path / "out", options, lambda done, total: calls.append((done, total))
@@ -270,7 +241,7 @@ def test_progress_ends_at_the_bytes_that_were_promised(
 
 
 def test_a_quantised_folder_is_copied_and_not_quantised_again(tmp_path: Path) -> None:
-    source = write_source(tmp_path / "source", tensors_of(), torch_dtype="bfloat16")
+    source = write_target(tmp_path / "source", tensors_of(), torch_dtype="bfloat16")
     quantize = TargetOptions(quantization=Quantization(4, 32))
     convert_target(source, tmp_path / "first", quantize)
     convert_target(tmp_path / "first", tmp_path / "second")
@@ -316,7 +287,7 @@ def test_a_folder_of_one_gguf_is_that_file(tmp_path: Path) -> None:
 
 def test_only_the_files_of_the_index_are_read(tmp_path: Path) -> None:
     tensors = tensors_of()
-    source = write_source(tmp_path / "source", tensors)
+    source = write_target(tmp_path / "source", tensors)
     write_json(
         source / "model.safetensors.index.json",
         {"weight_map": dict.fromkeys(tensors, "model.safetensors")},
@@ -328,200 +299,7 @@ def test_only_the_files_of_the_index_are_read(tmp_path: Path) -> None:
 
 def test_a_folder_with_both_kinds_is_read_from_its_safetensors(tmp_path: Path) -> None:
     tensors = tensors_of()
-    source = write_source(tmp_path / "source", tensors)
+    source = write_target(tmp_path / "source", tensors)
     save_torch(source / "pytorch_model.bin", {name: mx.zeros((1,)) for name in tensors})
     convert_target(source, tmp_path / "out")
     assert same(load_tensors(tmp_path / "out")[UP], tensors[UP])
-
-
-@pytest.mark.parametrize("stored", [mx.float32, mx.bfloat16])
-def test_a_cast_that_overflows_names_the_tensor_and_its_largest_value(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: mx.Dtype
-) -> None:
-    """The largest value may be in a later run than the first that is too large."""
-    monkeypatch.setattr(tensor_job, "RUN_BYTES", 1000)
-    tensors = tensors_of(dtype=stored)
-    large = tensors[GATE].astype(mx.float32)
-    large[0, 0], large[-1, -1] = 70144.0, -(2.0**17)
-    tensors[GATE] = large.astype(stored)
-    source = write_source(tmp_path / "source", tensors)
-    message = refuse(source, TargetOptions(dtype="float16"))
-    assert f"{GATE!r} holds 131072, too large for float16" in message
-    assert message.endswith("convert with --dtype bfloat16.")
-    convert_target(source, tmp_path / "out", TargetOptions(dtype="bfloat16"))
-    assert same(load_tensors(tmp_path / "out")[GATE], large.astype(mx.bfloat16))
-
-
-def test_the_largest_half_is_no_overflow(tmp_path: Path) -> None:
-    tensors = tensors_of(dtype=mx.float32)
-    tensors[NORM][0] = -65504.0
-    source = write_source(tmp_path / "source", tensors)
-    convert_target(source, tmp_path / "out", TargetOptions(dtype="float16"))
-    assert load_tensors(tmp_path / "out")[NORM][0].item() == -65504.0
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32])
-def test_what_is_not_finite_is_refused_by_tensor(
-    tmp_path: Path, bad: float, dtype: mx.Dtype
-) -> None:
-    tensors = tensors_of(dtype=dtype)
-    tensors[UP][3, 5] = bad
-    source = write_source(tmp_path / "source", tensors)
-    for options in (TargetOptions(), TargetOptions("float16", Quantization(4, 32))):
-        assert f"{UP!r} holds NaN or infinity" in refuse(source, options)
-
-
-def test_there_must_be_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = write_source(tmp_path / "source", tensors_of())
-    usage = shutil.disk_usage(tmp_path)
-    num_bytes = convert_target(source, tmp_path / "out").num_bytes
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=num_bytes))
-    convert_target(source, tmp_path / "other")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=num_bytes - 100_000))
-    message = refuse(source)
-    assert (
-        f"needs {num_bytes / 1e6:.1f} MB and {(num_bytes - 1e5) / 1e6:.1f} MB are free" in message
-    )
-
-
-def test_a_folder_that_exists_is_not_mixed_into(tmp_path: Path) -> None:
-    source = write_source(tmp_path / "source", tensors_of())
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "mine.txt").write_text("mine")
-    with pytest.raises(CheckpointError, match="exists and is not an empty folder"):
-        convert_target(source, out)
-    assert [path.name for path in out.iterdir()] == ["mine.txt"]
-
-
-def spoil(tensors: Tensors, name: str, value: mx.array | None) -> Tensors:
-    changed = dict(tensors)
-    changed.pop(name, None)
-    return changed if value is None else changed | {name: value}
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        (UP, None, f"lacks the tensor {UP!r} of shape (96, 64)"),
-        (UP, mx.zeros((96, 63)), f"{UP!r} has shape (96, 63), by config.json it is (96, 64)"),
-        (UP, mx.zeros((96, 64), mx.int8), f"{UP!r} holds mlx.core.int8, not floating point"),
-        ("model.layers.2.mlp.up_proj.weight", mx.zeros((96, 64)), "has no place in the model"),
-        ("score.weight", mx.zeros((2, 64)), "'score.weight' of shape (2, 64) has no place"),
-        ("model.layers.0.mlp.up_proj.scales", mx.zeros((96, 2)), "group_size None and bits None"),
-    ],
-)
-def test_tensors_that_do_not_fit_config_json_are_refused_by_name(
-    tmp_path: Path, name: str, value: mx.array | None, message: str
-) -> None:
-    source = write_source(tmp_path / "source", spoil(tensors_of(), name, value))
-    assert message in refuse(source)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model_type": "gemma"}, "model_type 'gemma' is not supported"),
-        ({"num_local_experts": 8}, "a mixture of experts"),
-        ({"hidden_size": None}, "no hidden_size"),
-        ({"num_hidden_layers": 3}, "lacks the tensor 'model.layers.2."),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised by 'gptq'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantised by 'awq'"),
-    ],
-)
-def test_a_config_that_is_not_supported_is_refused_first(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    assert message in refuse(write_source(tmp_path / "source", tensors_of(), **changes))
-
-
-def no_config(source: Path) -> None:
-    (source / "config.json").unlink()
-
-
-def no_weights(source: Path) -> None:
-    (source / "model.safetensors").unlink()
-
-
-def truncated(source: Path) -> None:
-    data = (source / "model.safetensors").read_bytes()
-    (source / "model.safetensors").write_bytes(data[:-1])
-
-
-def twice(source: Path) -> None:
-    save_tensors(source / "model-2.safetensors", {NORM: mx.zeros((64,))})
-
-
-def twice_in_torch(source: Path) -> None:
-    no_weights(source)
-    save_torch(source / "pytorch_model-1.bin", {NORM: mx.zeros((64,))})
-    save_torch(source / "pytorch_model-2.bin", {NORM: mx.zeros((64,))})
-
-
-def index(
-    name: str, file: str, index_file: str = "model.safetensors.index.json"
-) -> Callable[[Path], None]:
-    def write(source: Path) -> None:
-        if index_file.startswith("pytorch"):
-            no_weights(source)
-            save_torch(source / "pytorch_model.bin", tensors_of())
-        whole = "pytorch_model.bin" if index_file.startswith("pytorch") else "model.safetensors"
-        names = dict.fromkeys(tensors_of(), whole) | {name: file}
-        write_json(source / index_file, {"weight_map": names})
-
-    return write
-
-
-TORCH_INDEX = "pytorch_model.bin.index.json"
-
-
-@pytest.mark.parametrize(
-    ("spoil_files", "message"),
-    [
-        (no_config, "has no config.json; give the folder of a Hugging Face model"),
-        (no_weights, "holds no model*.safetensors, pytorch_model*.bin or *.gguf"),
-        (truncated, "truncated or damaged"),
-        (twice, f"{NORM!r} is twice in"),
-        (twice_in_torch, f"{NORM!r} is in"),
-        (
-            index("extra.weight", "model.safetensors"),
-            "'extra.weight' is in model.saf",
-        ),
-        (index(NORM, "model-9.safetensors"), "model-9.safetensors cannot be read"),
-        (index(NORM, "../model.safetensors"), "names the file '../model.safetensors'"),
-        (index("extra.weight", "pytorch_model.bin", TORCH_INDEX), "'extra.weight' is in pytorch"),
-        (index(NORM, "pytorch_model-9.bin", TORCH_INDEX), "pytorch_model-9.bin cannot be read"),
-        (index(NORM, "../pytorch_model.bin", TORCH_INDEX), "names the file '../pytorch_model.bin'"),
-    ],
-)
-def test_files_that_do_not_go_together_are_refused(
-    tmp_path: Path, spoil_files: Callable[[Path], None], message: str
-) -> None:
-    source = write_source(tmp_path / "source", tensors_of())
-    spoil_files(source)
-    assert message in refuse(source)
-
-
-def test_a_file_that_is_no_gguf_and_a_path_that_is_none_are_refused(tmp_path: Path) -> None:
-    source = write_source(tmp_path / "source", tensors_of())
-    message = refuse(source / "model.safetensors")
-    assert "is a file that is no GGUF; give a model's folder" in message
-    assert "is not there" in refuse(tmp_path / "nowhere")
-
-
-def test_an_interruption_leaves_nothing(tmp_path: Path) -> None:
-    source = write_source(tmp_path / "source", tensors_of())
-
-    def interrupt(done: int, total: int) -> None:
-        if done > total // 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        convert_target(source, tmp_path / "out", TargetOptions(), interrupt)
-    assert [path.name for path in tmp_path.iterdir()] == ["source"]
-
-
-def test_an_unknown_dtype_is_refused() -> None:
-    with pytest.raises(ConfigError, match="dtype is 'int8'; choose one of float16"):
-        TargetOptions(dtype="int8")

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from redrafter_mlx.convert.drafter import ImportOptions, import_drafter
+from redrafter_mlx.convert.target import convert_target
 from redrafter_mlx.convert.torch_checkpoint import open_torch
+from redrafter_mlx.weights import write_json
+from tests.convert.family_models import CONFIGS, weights_of
 from tests.convert.tiny_drafter import refusal
 from tests.convert.tiny_torch import items_of, save_torch
 
@@ -107,3 +110,31 @@ def test_pytorch_reads_what_became_of_its_file(tmp_path: Path, dtype: Any) -> No
     loaded = safetensors.load_file(tmp_path / "out" / "model.safetensors")
     assert loaded.keys() == tensors.keys()
     assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_a_converted_bfloat16_model_goes_back_into_torch(tmp_path: Path, kind: str) -> None:
+    """Law: bit for bit; transformers reads the file's metadata and takes every tensor."""
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    transformers = pytest.importorskip("transformers")
+    source = tmp_path / "source"
+    source.mkdir()
+    write_json(source / "config.json", CONFIGS["llama3"])
+    tensors = {
+        name: torch.from_numpy(value).bfloat16() for name, value in weights_of("llama3").items()
+    }
+    if kind == "bin":
+        torch.save(tensors, source / "pytorch_model.bin")
+    else:
+        save_file = pytest.importorskip("safetensors.torch").save_file
+        save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    convert_target(source, tmp_path / "out")
+    again = load_file(tmp_path / "out" / "model.safetensors")
+    assert again.keys() == tensors.keys()
+    assert all(torch.equal(again[name], tensors[name]) for name in tensors)
+    model, told = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", dtype=torch.bfloat16, output_loading_info=True
+    )
+    assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    state = model.state_dict()
+    assert all(torch.equal(state[name], tensors[name]) for name in tensors)

@@ -5,12 +5,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 
+from redrafter_mlx.config import BeamShape, GenerationConfig
 from redrafter_mlx.convert.base import convert_gguf, rotary_rows
+from redrafter_mlx.decoding.decode import decode
+from redrafter_mlx.decoding.stats import DecodeStats
+from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.weights import load_tensors
 from tests.convert.tiny_gguf import in_float32, wheel_gguf
+from tests.toy import toy_model
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +74,24 @@ def test_mlx_lm_writes_the_golden_text(smollm2: Path, shared: Path) -> None:
         step = [cast(int, mx.argmax(logits).item())]
         tokens += step
     assert tokens == case["greedy_ids"][:8]
+
+
+@pytest.mark.real_model
+@pytest.mark.slow
+def test_quantised_as_stored_mlx_lm_writes_our_text(smollm2: Path) -> None:
+    """Law: greedy ids on one folder are equal, its weights as packed as they lie there."""
+    from mlx_lm import load
+    from mlx_lm.models.cache import make_prompt_cache
+
+    prompt = [504, 3575]
+    model = load(str(smollm2))[0]
+    cache, step, theirs = make_prompt_cache(model), prompt, []
+    for _ in range(4):
+        logits = model(mx.array([step]), cache=cache)[0, -1]
+        step = [cast(int, mx.argmax(logits).item())]
+        theirs += step
+    decoder = load_target(smollm2, "stored")
+    assert isinstance(decoder.model.layers[0].mlp.up_proj, nn.QuantizedLinear)
+    config = GenerationConfig(max_tokens=4, beam=BeamShape(1, 1), ignore_eos=True)
+    ours = list(decode(toy_model(decoder), decoder.make_kv_cache(), prompt, config, DecodeStats()))
+    assert ours == theirs
