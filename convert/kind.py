@@ -42,7 +42,7 @@ def kind_of(source: Path | str) -> SourceKind:
     settings = read_json(config) if source.is_dir() and config.exists() else {}
     with open_source(source) as tensors:
         names = list(tensors)
-    if "format_version" in settings or any(is_drafters(apple_name(name)) for name in names):
+    if any(is_drafters(apple_name(name)) for name in names):
         return SourceKind.DRAFTER
     if settings:
         return SourceKind.TARGET

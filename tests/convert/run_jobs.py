@@ -15,11 +15,12 @@ def run_job(job: TensorJob) -> dict[str, mx.array]:
     parts: dict[str, list[bytes]] = {name: [] for name in job.entries}
     for piece in job.pieces():
         for name, data in piece.items():
+            assert data.flags.c_contiguous, "a file takes bytes that lie together"
             parts[name].append(data.tobytes())
     arrays = {}
     for name, entry in job.entries.items():
-        data = b"".join(parts[name])
-        assert len(data) == math.prod(entry.shape) * entry.dtype.size
-        bits = mx.array(np.frombuffer(data, f"<u{entry.dtype.size}").reshape(entry.shape))
+        joined = b"".join(parts[name])
+        assert len(joined) == math.prod(entry.shape) * entry.dtype.size
+        bits = mx.array(np.frombuffer(joined, f"<u{entry.dtype.size}").reshape(entry.shape))
         arrays[name] = bits.view(entry.dtype)
     return arrays

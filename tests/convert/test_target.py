@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
 from redrafter_mlx import safetensors_writer
 from redrafter_mlx.config import Quantization
@@ -161,7 +163,7 @@ def test_tied_and_untied_heads_with_and_without_the_key(
     expected = before.logits(before(tokens, before.make_kv_cache()))
     assert same(after.logits(after(tokens, after.make_kv_cache())), expected)
     theirs = load_model(out)[0](tokens[None])[0]
-    assert mx.abs(theirs - expected).max().item() < 1e-4
+    assert mx.allclose(theirs, expected, rtol=0.0, atol=1e-4)
 
 
 def test_a_tied_head_that_is_stored_twice_is_written_once(tmp_path: Path) -> None:
@@ -258,6 +260,30 @@ def test_a_quantised_folder_is_copied_and_not_quantised_again(tmp_path: Path) ->
     assert "the weights are quantised already" in message
     (tmp_path / "x.gguf").write_bytes(gguf_bytes(tiny_metadata(), tiny_tensors()))
     assert "the weights are quantised already" in refuse(tmp_path / "x.gguf", quantize)
+
+
+@pytest.mark.parametrize(("mode", "group_size"), [("mxfp4", 32), ("affine", 64)])
+def test_a_quantisation_by_module_and_of_other_modes_is_copied(
+    tmp_path: Path, mode: str, group_size: int
+) -> None:
+    decoder = load_target(write_target(tmp_path / "source", tensors_of()), "float32")
+    settings = {"group_size": group_size, "bits": 4, "mode": mode}
+    own = {"group_size": 32, "bits": 8, "mode": "affine"}
+    nn.quantize(
+        decoder,
+        class_predicate=lambda path, part: {
+            "model.embed_tokens": own,
+            "model.layers.0.mlp.up_proj": settings,
+        }.get(path, False),
+    )
+    tensors = dict(tree_flatten(decoder.parameters()))
+    quantization = settings | {"model.embed_tokens": own}
+    packed = write_target(tmp_path / "packed", tensors, quantization=quantization)
+    convert_target(packed, tmp_path / "out")
+    written = load_tensors(tmp_path / "out")
+    assert written.keys() == tensors.keys()
+    assert all(same(written[name], tensors[name]) for name in tensors)
+    assert read_json(tmp_path / "out" / "config.json")["quantization"] == quantization
 
 
 def test_a_gguf_of_floats_is_cast_and_quantised_like_any_source(tmp_path: Path) -> None:
