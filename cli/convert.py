@@ -1,8 +1,7 @@
-"""``redrafter-mlx convert``: import a drafter's checkpoint."""
+"""``redrafter-mlx convert``: a model or a drafter into a folder of this program's own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,20 +9,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from redrafter_mlx.cli import render
-from redrafter_mlx.cli.options import ProgramOptions
-from redrafter_mlx.config import DrafterConfig, Quantization
+from redrafter_mlx.cli.options import (
+    GroupSize,
+    ProgramOptions,
+    Quantize,
+    Revision,
+    quantization,
+)
 from redrafter_mlx.errors import CheckpointError
 
 if TYPE_CHECKING:
-    import mlx.core as mx
-    import numpy as np
-    import numpy.typing as npt
+    from redrafter_mlx.loading.watch import Watch
 
-    from redrafter_mlx.convert.drafter import TargetSide
-    from redrafter_mlx.models.decoder import Decoder
+FLOAT_DTYPES = ("float16", "bfloat16", "float32")
 
-BITS = (4, 8)
-GROUP_SIZES = (32, 64, 128)
+
+def _check_float_dtype(dtype: str | None) -> str | None:
+    if dtype not in (None, *FLOAT_DTYPES):
+        raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(FLOAT_DTYPES)}.")
+    return dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,37 +35,55 @@ class FolderOptions:
     """From where to where."""
 
     source: Annotated[
-        Path,
+        str,
         typer.Argument(
             metavar="SOURCE",
-            help="A drafter as its training saved it: a folder, .safetensors, .pt or .bin.",
+            help="A model or a drafter: a file, a folder, a known name, or org/name on the hub.",
         ),
     ]
     out: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Folder to make; what exists is never replaced.")
     ]
+    revision: Revision = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportChoices:
-    """What becomes of the drafter on the way."""
+class WeightOptions:
+    """How the weights are stored."""
+
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(FLOAT_DTYPES),
+            callback=_check_float_dtype,
+            help="Precision of what is not quantised; else the model's own, float16 for a drafter.",
+        ),
+    ] = None
+    quantize: Quantize = None
+    group_size: GroupSize = None
+
+    def __post_init__(self) -> None:
+        """Refuse a group size alone."""
+        quantization(self.quantize, self.group_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterOptions:
+    """What concerns a drafter alone."""
 
     target: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="Check that it fits this model, and note the model."),
+        typer.Option(metavar="MODEL", help="Of a drafter: check that it fits, and note the model."),
     ] = None
     draft_length: Annotated[
-        int | None, typer.Option(help="Tokens a draft had in training; else as the source says.")
+        int | None,
+        typer.Option(help="Of a drafter: tokens a draft had in training; else as the source says."),
     ] = None
-    quantize: Annotated[
-        int | None, typer.Option(metavar="4|8", help="Bits a weight of the linear layers.")
-    ] = None
-    group_size: Annotated[
-        int, typer.Option(metavar="32|64|128", help="Weights that share a scale.")
-    ] = 64
     draft_vocab: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Keep the head's N most used tokens; --from counts them."),
+        typer.Option(
+            metavar="N", help="Of a drafter: keep the head's N most used tokens; --from counts."
+        ),
     ] = None
     corpus: Annotated[
         Path | None,
@@ -70,14 +92,6 @@ class ImportChoices:
 
     def __post_init__(self) -> None:
         """Refuse what does not go together."""
-        if self.quantize not in (None, *BITS):
-            raise typer.BadParameter(
-                f"{self.quantize} is neither 4 nor 8.", param_hint="--quantize"
-            )
-        if self.group_size not in GROUP_SIZES:
-            raise typer.BadParameter(
-                f"{self.group_size} is none of 32, 64, 128.", param_hint="--group-size"
-            )
         if (self.draft_vocab is None) != (self.corpus is None):
             raise typer.BadParameter(
                 "it goes with --from CORPUS; give both or none.", param_hint="--draft-vocab"
@@ -87,23 +101,46 @@ class ImportChoices:
                 "a text needs the tokenizer of a --target; name one.", param_hint="--from"
             )
 
+    def refuse_for(self, source: str) -> None:
+        """Refuse these options where the source is a model.
 
-def convert(folders: FolderOptions, choices: ImportChoices, program: ProgramOptions) -> None:
-    """Import a recurrent drafter into a folder for --drafter."""
-    from redrafter_mlx.convert.drafter import ImportOptions, read_drafter, write_drafter
+        Raises:
+            typer.BadParameter: One of them was given.
+        """
+        given = {
+            "--target": self.target,
+            "--draft-length": self.draft_length,
+            "--draft-vocab": self.draft_vocab,
+        }
+        for option, value in given.items():
+            if value is not None:
+                raise typer.BadParameter(
+                    f"it is for a drafter, but {source} is a model; leave it out.",
+                    param_hint=option,
+                )
 
-    bits = choices.quantize
+
+def convert(
+    folders: FolderOptions,
+    weights: WeightOptions,
+    drafter: DrafterOptions,
+    program: ProgramOptions,
+) -> None:
+    """Convert a model for --model, or a drafter for --drafter; its content tells which it is."""
+    from redrafter_mlx.convert.kind import SourceKind, kind_of
+    from redrafter_mlx.loading.hub import find_source
+    from redrafter_mlx.loading.watch import Watch
+
     _require_free(folders.out)
-    with render.progress(f"Importing {folders.source} ..."):
-        source = read_drafter(folders.source)
-        options = ImportOptions(
-            draft_length=choices.draft_length,
-            target=target_side(choices.target) if choices.target else None,
-            quantization=Quantization(bits, choices.group_size) if bits else None,
-            draft_vocab=_draft_vocab(source.config.vocab_size, choices),
-        )
-        config = write_drafter(source, folders.out, options)
-    for line in summary(folders.out, config, source.notes):
+    with render.progress(f"Converting {folders.source} ...") as activity:
+        watch = Watch(activity.note, activity.progress)
+        source = find_source(folders.source, folders.revision, watch)
+        if kind_of(source) is SourceKind.DRAFTER:
+            lines = _convert_drafter(source, folders.out, weights, drafter, watch)
+        else:
+            drafter.refuse_for(folders.source)
+            lines = _convert_target(source, folders, weights, watch)
+    for line in lines:
         render.line(line)
 
 
@@ -115,75 +152,34 @@ def _require_free(folder: Path) -> None:
         )
 
 
-def target_side(name: str) -> TargetSide:
-    """Load what a drafter is checked against and tied to.
+def _convert_drafter(
+    source: Path, out: Path, weights: WeightOptions, drafter: DrafterOptions, watch: Watch
+) -> list[str]:
+    from redrafter_mlx.cli.import_drafter import DrafterChoices, import_drafter
 
-    Raises:
-        CheckpointError: There is no such model, or it is not supported.
-    """
-    from redrafter_mlx.convert.drafter import TargetSide
-    from redrafter_mlx.loading.hub import resolve_model
-    from redrafter_mlx.loading.target import identify, load_target
-
-    target = load_target(resolve_model(name), "stored")
-    return TargetSide(identity=identify(name, target), head=_float_head(target))
-
-
-def _float_head(target: Decoder) -> mx.array:
-    """Return the output matrix in float32, (vocab_size, hidden_size)."""
-    import mlx.core as mx
-
-    from redrafter_mlx.convert.tied_head import dequantize_stepwise
-    from redrafter_mlx.models.matrix import Matrix
-
-    head = Matrix.of(target.output_head)
-    if head.scales is None or head.biases is None:
-        return head.dense().astype(mx.float32)
-    packing = Quantization(head.bits, head.group_size)
-    return dequantize_stepwise(head.weight, head.scales, head.biases, packing)
-
-
-def _draft_vocab(vocab_size: int, choices: ImportChoices) -> npt.NDArray[np.int32] | None:
-    """Count what the corpus uses; a target's end tokens are kept however rare they are."""
-    if choices.draft_vocab is None or choices.corpus is None:
-        return None
-    from redrafter_mlx.convert.draft_vocab import count_tokens, most_used
-    from redrafter_mlx.loading.hub import resolve_model
-    from redrafter_mlx.loading.model import eos_ids, load_tokenizer
-    from redrafter_mlx.text import encode
-
-    folder = resolve_model(choices.target) if choices.target else None
-    tokenizer = load_tokenizer(folder) if folder else None
-    counts = count_tokens(
-        choices.corpus,
-        vocab_size,
-        lambda text: encode(tokenizer, text, add_special_tokens=False),
+    choices = DrafterChoices(
+        target=drafter.target,
+        draft_length=drafter.draft_length,
+        quantization=quantization(weights.quantize, weights.group_size),
+        draft_vocab=drafter.draft_vocab,
+        corpus=drafter.corpus,
+        dtype=weights.dtype,
     )
-    return most_used(counts, choices.draft_vocab, eos_ids(folder, tokenizer) if folder else ())
+    return import_drafter(source, out, choices, watch)
 
 
-def summary(folder: Path, config: DrafterConfig, notes: Sequence[str]) -> list[str]:
-    """Return a few lines on what was written, and on what was not taken over."""
-    num_bytes = sum(path.stat().st_size for path in folder.iterdir())
-    blocks = render.counted(config.num_draft_layers, "residual block")
-    vocabulary = f"vocabulary {config.vocab_size}"
-    if config.draft_vocab_size is not None:
-        vocabulary += f" cut to {config.draft_vocab_size}"
-    lines = [
-        f"{folder}: {num_bytes / 1e6:.1f} MB",
-        f"hidden_size {config.hidden_size}, exit_dim {config.exit_dim}, {blocks}, {vocabulary}",
-        _head_line(config),
-    ]
-    if config.draft_length is not None:
-        lines.append(f"trained to draft {render.counted(config.draft_length, 'token')}")
-    if config.target is not None:
-        lines.append(f"made for {config.target.name}")
-    return [*lines, *notes]
+def _convert_target(
+    source: Path, folders: FolderOptions, weights: WeightOptions, watch: Watch
+) -> list[str]:
+    from redrafter_mlx.convert.target import TargetOptions, convert_target
+    from redrafter_mlx.loading.hub import chat_template_of
+    from redrafter_mlx.loading.watch import readable_size
 
-
-def _head_line(config: DrafterConfig) -> str:
-    is_tied = config.head == "tied"
-    head = f"tied to the model's, times {config.head_scale:.6g}" if is_tied else "of its own"
-    stored = config.quantization
-    weights = f"{stored.bits} bits in groups of {stored.group_size}" if stored else "not quantised"
-    return f"head {head}; weights {weights}"
+    options = TargetOptions(
+        dtype=weights.dtype,
+        quantization=quantization(weights.quantize, weights.group_size),
+        chat_template=chat_template_of(folders.source),
+    )
+    made = convert_target(source, folders.out, options, watch.progress)
+    size = readable_size(made.num_bytes)
+    return [f"{folders.out}: {size}, {render.counted(made.num_tensors, 'tensor')}", *made.notes]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from redrafter_mlx.cli import chat, convert, generate, render
-from redrafter_mlx.cli.options import Debug, Version, grouped
+from redrafter_mlx.cli import chat, convert, generate, models, render
+from redrafter_mlx.cli.option_groups import grouped
+from redrafter_mlx.cli.options import Debug, Version
 from redrafter_mlx.cli.program import Program
 
 PROGRAM_NAME = "redrafter-mlx"
@@ -28,7 +29,7 @@ def program(context: typer.Context, version: Version = False, debug: Debug = Fal
         raise typer.Exit(2)
 
 
-for command in (generate.generate, chat.chat, convert.convert):
+for command in (generate.generate, chat.chat, convert.convert, models.models):
     app.command()(grouped(command))
 
 

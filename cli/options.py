@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import re
-from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +16,7 @@ from redrafter_mlx.config import (
     DTYPES,
     BeamShape,
     GenerationConfig,
+    Quantization,
     SamplingConfig,
 )
 from redrafter_mlx.errors import CheckpointError
@@ -27,51 +25,10 @@ if TYPE_CHECKING:
     from redrafter_mlx.loading.model import LoadedModel
 
 ANSWER = GenerationConfig()
+BITS = (4, 8)
+GROUP_SIZES = (32, 64, 128)
+DEFAULT_GROUP_SIZE = 64
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
-
-
-def grouped(function: Callable[..., None]) -> Callable[..., None]:
-    """Show Typer the fields of the option groups that a command takes, one option each.
-
-    Args:
-        function: A command whose parameters are all dataclasses; the options of the help
-            stand in their order.
-    """
-    groups = {
-        name: hint
-        for name, hint in get_type_hints(function).items()
-        if is_dataclass(hint) and isinstance(hint, type)
-    }
-
-    @functools.wraps(function)
-    def command(**values: Any) -> None:
-        built = {
-            name: group(**{entry.name: values[entry.name] for entry in fields(group)})
-            for name, group in groups.items()
-        }
-        function(**built)
-
-    parameters = [parameter for group in groups.values() for parameter in _parameters_of(group)]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {entry.name: entry.annotation for entry in parameters}
-    return command
-
-
-def _parameters_of(group: type) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(
-            entry.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=_default_of(entry),
-            annotation=hints[entry.name],
-        )
-        for entry in fields(group)
-    ]
-
-
-def _default_of(entry: Field[Any]) -> Any:
-    return inspect.Parameter.empty if entry.default is MISSING else entry.default
 
 
 def _show_version(wanted: bool) -> None:
@@ -91,6 +48,29 @@ def _check_dtype(dtype: str) -> str:
     return dtype
 
 
+def _check_bits(bits: int | None) -> int | None:
+    if bits not in (None, *BITS):
+        raise typer.BadParameter(f"{bits} is neither 4 nor 8.")
+    return bits
+
+
+def _check_group_size(group_size: int | None) -> int | None:
+    if group_size not in (None, *GROUP_SIZES):
+        raise typer.BadParameter(f"{group_size} is none of 32, 64, 128.")
+    return group_size
+
+
+def quantization(bits: int | None, group_size: int | None) -> Quantization | None:
+    """Return what --quantize and --group-size ask for.
+
+    Raises:
+        typer.BadParameter: There is a group size, but nothing to quantise.
+    """
+    if bits is None and group_size is not None:
+        raise typer.BadParameter("it goes with --quantize; give both.", param_hint="--group-size")
+    return Quantization(bits, group_size or DEFAULT_GROUP_SIZE) if bits else None
+
+
 Version = Annotated[
     bool,
     typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
@@ -100,6 +80,24 @@ Debug = Annotated[
     typer.Option(
         "--debug", callback=_show_traceback, is_eager=True, help="Show the traceback of an error."
     ),
+]
+
+
+Quantize = Annotated[
+    int | None,
+    typer.Option(metavar="4|8", callback=_check_bits, help="Bits a weight of the linear layers."),
+]
+GroupSize = Annotated[
+    int | None,
+    typer.Option(
+        metavar="32|64|128",
+        callback=_check_group_size,
+        help=f"Quantised weights that share a scale; else {DEFAULT_GROUP_SIZE}.",
+    ),
+]
+Revision = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Branch, tag or commit of a repository on the hub."),
 ]
 
 
@@ -118,7 +116,7 @@ class ModelOptions:
     model: Annotated[
         str,
         typer.Option(
-            metavar="MODEL", help="A known name, a model's folder, or org/name on the hub."
+            metavar="MODEL", help="A known name, a folder, a .gguf file, or org/name on the hub."
         ),
     ] = DEFAULT_MODEL
     drafter: Annotated[
@@ -139,9 +137,13 @@ class ModelOptions:
             help="Precision of the weights; auto is as stored on a GPU, float32 on a CPU.",
         ),
     ] = "auto"
+    quantize: Quantize = None
+    group_size: GroupSize = None
+    revision: Revision = None
 
     def __post_init__(self) -> None:
         """Refuse two options that contradict each other."""
+        quantization(self.quantize, self.group_size)
         if self.no_drafter and self.drafter is not None:
             raise typer.BadParameter(
                 "it contradicts --drafter; leave one of them out.", param_hint="--no-drafter"
@@ -155,12 +157,20 @@ class ModelOptions:
             ShapeError: The drafter does not fit the model.
         """
         from redrafter_mlx.loading.model import load
+        from redrafter_mlx.loading.watch import Watch
 
         if self.drafter is not None:
             _require_drafter(self.drafter)
         drafter = None if self.no_drafter else self.drafter or "auto"
-        with render.progress(f"Loading {self.model} ..."):
-            model = load(self.model, drafter=drafter, dtype=self.dtype)
+        with render.progress(f"Loading {self.model} ...") as activity:
+            model = load(
+                self.model,
+                drafter=drafter,
+                dtype=self.dtype,
+                revision=self.revision,
+                quantization=quantization(self.quantize, self.group_size),
+                watch=Watch(activity.note, activity.progress),
+            )
         for notice in model.notices:
             render.note(notice)
         return model

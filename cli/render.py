@@ -10,8 +10,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,6 +18,7 @@ from redrafter_mlx import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
     from redrafter_mlx.decoding.stats import DecodeStats
 
@@ -139,18 +139,82 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-@contextmanager
-def progress(text: str) -> Iterator[None]:
-    """Show a line on a terminal's stderr while something takes its time, then wipe it off."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    text = one_line(text)[: shutil.get_terminal_size().columns - 1]
-    _write_err(text)
-    try:
-        yield
-    finally:
-        _write_err("\r" + " " * len(text) + "\r")
+class Activity:
+    """A line on a terminal's stderr while something takes its time, or a bar of its bytes.
+
+    Where stderr is no terminal, only ``note`` shows anything.
+    """
+
+    def __init__(self, text: str) -> None:
+        """Name what takes its time."""
+        self._text = one_line(text)[: shutil.get_terminal_size().columns - 1]
+        self._is_terminal = sys.stderr.isatty()
+        self._is_shown = False
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Self:
+        """Show the line."""
+        if self._is_terminal:
+            _write_err(self._text)
+            self._is_shown = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        """Wipe off what is still there."""
+        self._clear()
+
+    def note(self, text: str) -> None:
+        """Show a quiet line that stays, in the place of what was there."""
+        self._clear()
+        note(text)
+
+    def progress(self, done: int, total: int) -> None:
+        """Show how many bytes are done, how fast they come and how long the rest takes."""
+        if not self._is_terminal:
+            return
+        if self._bar is None:
+            self._clear()
+            self._bar = _byte_bar()
+            self._bar.start()
+            self._bar.add_task("")
+        self._bar.update(self._bar.task_ids[0], completed=done, total=total)
+
+    def _clear(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        if self._is_shown:
+            _write_err("\r" + " " * len(self._text) + "\r")
+            self._is_shown = False
+
+
+def progress(text: str) -> Activity:
+    """Return the block in which a line tells what takes its time."""
+    return Activity(text)
+
+
+def confirm(question: str) -> bool:
+    """Ask on stderr; return whether the answer on stdin is yes."""
+    _write_err(f"{one_line(question)} [y/N] ")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _byte_bar() -> Progress:
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=_console(), transient=True)
 
 
 def _console() -> Console:

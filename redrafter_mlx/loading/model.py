@@ -9,11 +9,13 @@ from typing import Any
 
 import mlx.core as mx
 
-from redrafter_mlx.config import CPU_BEAM_SHAPE, GPU_BEAM_SHAPE, BeamShape
+from redrafter_mlx.config import CPU_BEAM_SHAPE, GPU_BEAM_SHAPE, BeamShape, Quantization
 from redrafter_mlx.errors import CheckpointError, ReDrafterError
+from redrafter_mlx.loading.converted import is_conversion
 from redrafter_mlx.loading.drafter import load_drafter
-from redrafter_mlx.loading.hub import find_drafter, is_known_name, resolve_model
+from redrafter_mlx.loading.hub import find_drafter, resolve_model
 from redrafter_mlx.loading.target import identify, load_target
+from redrafter_mlx.loading.watch import SILENT, Watch
 from redrafter_mlx.models.decoder import Decoder
 from redrafter_mlx.models.drafter import Drafter
 from redrafter_mlx.weights import read_json
@@ -43,29 +45,38 @@ class LoadedModel:
 
 
 def load(
-    name_or_path: str | Path, *, drafter: str | Path | None = "auto", dtype: str = "auto"
+    name_or_path: str | Path,
+    *,
+    drafter: str | Path | None = "auto",
+    dtype: str = "auto",
+    revision: str | None = None,
+    quantization: Quantization | None = None,
+    watch: Watch = SILENT,
 ) -> LoadedModel:
     """Load a model, and the drafter that goes with it.
 
     Args:
-        name_or_path: A known name, a model's folder or a hub repository.
+        name_or_path: A known name, a model's folder or GGUF file, or a hub repository.
         drafter: A drafter's folder; ``"auto"`` looks in the model's folder, the user's cache
             and the package; ``None`` decodes plainly.
         dtype: ``auto``, ``stored``, ``float32``, ``float16`` or ``bfloat16``; ``auto`` is as
             stored on a GPU and float32 on a CPU.
+        revision: A repository's branch, tag or commit.
+        quantization: How to quantise the weights; the copy is kept in the user's cache.
+        watch: Is told of downloads and conversions.
 
     Raises:
         CheckpointError: A file is missing or broken, or the model is not supported.
+        ConfigError: The revision or the quantisation does not go with this model.
         ShapeError: An explicit drafter does not fit the model.
     """
     name = str(name_or_path)
-    folder = resolve_model(name)
+    folder = resolve_model(name, revision=revision, quantization=quantization, watch=watch)
     try:
         target, tokenizer = load_target(folder, dtype), load_tokenizer(folder)
     except CheckpointError as error:
-        if not is_known_name(name):
+        if not is_conversion(folder):
             raise
-        # The program made this folder itself, so it can be made again.
         raise CheckpointError(f"{error} Remove {folder} and run again.") from error
     found = _find_drafter(name, folder, target, drafter, dtype)
     return LoadedModel(

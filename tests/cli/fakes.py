@@ -13,6 +13,7 @@ from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.errors import PromptError
 from redrafter_mlx.generation import Chunk
 from redrafter_mlx.loading.model import LoadedModel
+from redrafter_mlx.loading.watch import SILENT, Watch
 
 DRAFTER = DrafterConfig(hidden_size=8, vocab_size=100, exit_dim=16, num_draft_layers=2)
 SECONDS_A_ROUND = 0.5
@@ -26,7 +27,8 @@ class FakeLibrary:
         pieces: Text of each token of an answer; the token ids are 10, 11, ...
         plain_tokens: Ids that plain decoding gives instead.
         has_drafter: Whether one is found by itself.
-        notices: What ``load`` has to say.
+        notices: What ``load`` has to say,
+        loading_notes: and what it tells on the way.
         error: What ``stream_generate`` raises at once.
         loads: Arguments of each ``load``.
         runs: Prompt and configuration of each ``stream_generate``.
@@ -36,14 +38,24 @@ class FakeLibrary:
     plain_tokens: list[int] | None = None
     has_drafter: bool = True
     notices: tuple[str, ...] = ()
+    loading_notes: tuple[str, ...] = ()
     error: Exception | None = None
     loads: list[dict[str, Any]] = field(default_factory=list)
     runs: list[tuple[list[int], GenerationConfig]] = field(default_factory=list)
 
     def load(
-        self, name: str, *, drafter: str | Path | None = "auto", dtype: str = "auto"
+        self,
+        name: str,
+        *,
+        drafter: str | Path | None = "auto",
+        dtype: str = "auto",
+        watch: Watch = SILENT,
+        **options: Any,
     ) -> LoadedModel:
-        self.loads.append({"name": name, "drafter": drafter, "dtype": dtype})
+        given = {key: value for key, value in options.items() if value is not None}
+        self.loads.append({"name": name, "drafter": drafter, "dtype": dtype, **given})
+        for line in self.loading_notes:
+            watch.note(line)
         found = SimpleNamespace(config=DRAFTER) if self.has_drafter and drafter else None
         target: Any = SimpleNamespace(config=SimpleNamespace(vocab_size=1000, max_positions=99))
         return LoadedModel(name, None, target, found, None, frozenset(), self.notices)  # type: ignore[arg-type]

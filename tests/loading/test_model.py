@@ -1,6 +1,7 @@
 """From folders to modules: strict names and shapes, every dtype, and which drafter is taken."""
 
 import json
+import shutil
 from dataclasses import asdict
 
 import mlx.core as mx
@@ -11,6 +12,7 @@ from mlx.utils import tree_flatten
 from redrafter_mlx.config import DrafterConfig, TargetIdentity
 from redrafter_mlx.errors import CheckpointError, ConfigError, ShapeError
 from redrafter_mlx.loading import model as loading
+from redrafter_mlx.loading.converted import Origin, conversion_folder
 from redrafter_mlx.loading.drafter import load_drafter
 from redrafter_mlx.loading.modules import compute_dtype
 from redrafter_mlx.loading.target import identify, load_target
@@ -254,11 +256,13 @@ def test_a_missing_chat_template_is_said_in_one_line(loadable, monkeypatch):
     assert "no chat template" in notice
 
 
-def test_a_damaged_copy_in_the_cache_is_told_how_to_be_made_again(loadable, monkeypatch):
-    monkeypatch.setattr(loading, "resolve_model", lambda name: loadable)
+def test_a_damaged_copy_in_the_cache_is_told_how_to_be_made_again(loadable, tmp_path, monkeypatch):
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
     (loadable / "model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(CheckpointError, match=f"Remove {loadable} and run again") as caught:
-        loading.load("smollm2-135m")
+    copy = conversion_folder(Origin("org/name"))
+    shutil.copytree(loadable, copy)
+    with pytest.raises(CheckpointError, match=f"Remove {copy} and run again") as caught:
+        loading.load("org/name")
     assert "\n" not in str(caught.value)
     with pytest.raises(CheckpointError) as caught:
         loading.load(loadable)

@@ -1,0 +1,243 @@
+"""Repositories of the Hugging Face Hub, by huggingface_hub and in its cache.
+
+After a download this package notes the commit and the files beside its own conversions: a
+model that is noted and still there is used without asking the network.
+"""
+
+from __future__ import annotations
+
+import glob
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from redrafter_mlx.errors import CheckpointError, ReDrafterError
+from redrafter_mlx.loading.hub_files import needed_files
+from redrafter_mlx.loading.known import KNOWN_NAMES, cache_folder
+from redrafter_mlx.loading.watch import SILENT, Watch, readable_size
+from redrafter_mlx.weights import read_index, read_json, write_json
+
+INDEX_ENDING = ".index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """What a repository holds of what is needed.
+
+    Attributes:
+        sizes: Bytes of each needed file, ``None`` where the Hub does not tell.
+    """
+
+    sizes: dict[str, int | None]
+
+    @property
+    def num_bytes(self) -> int:
+        """All bytes, as far as they are told."""
+        return sum(size or 0 for size in self.sizes.values())
+
+
+def fetch(repository: str, revision: str | None = None, watch: Watch = SILENT) -> Path:
+    """Return the folder of a repository's needed files, downloading what is missing.
+
+    What was downloaded once is used from then on, whatever the repository holds by now.
+
+    Raises:
+        CheckpointError: The repository, or a file of it, cannot be got.
+    """
+    record = record_file(repository, revision)
+    folder = _downloaded(repository, record)
+    if folder is not None:
+        return folder
+    try:
+        return _download(repository, revision, record, watch)
+    except ReDrafterError:
+        raise
+    except Exception as error:  # whatever fails on the way is the user's to know in one line
+        raise _explain(repository, revision, error) from error
+
+
+def fetch_config(repository: str, revision: str | None) -> Path | None:
+    """Return a folder with the repository's config.json alone, ``None`` if it cannot be got."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(repository, "config.json", revision=revision)).parent
+    except Exception:  # why is told when the rest is fetched
+        return None
+
+
+def record_file(repository: str, revision: str | None) -> Path:
+    """Return the file in which a complete download is noted."""
+    return downloads_folder() / repository / f"{quote(revision or 'main', safe='')}.json"
+
+
+def downloads_folder() -> Path:
+    """Return the folder of the notes on complete downloads."""
+    return cache_folder() / "downloads"
+
+
+def _downloaded(repository: str, record: Path) -> Path | None:
+    """Return the folder of a download that is noted and complete, if there is one."""
+    if not record.is_file():
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    with suppress(ReDrafterError, KeyError, TypeError, ValueError):
+        noted = read_json(record)
+        places = [
+            try_to_load_from_cache(repository, name, revision=noted["commit"])
+            for name in noted["files"]
+        ]
+        if places and all(isinstance(place, str) for place in places):
+            return _root(places[0], noted["files"][0])
+    return None
+
+
+def _root(place: str, name: str) -> Path:
+    return Path(place).parents[name.count("/")]
+
+
+def _download(repository: str, revision: str | None, record: Path, watch: Watch) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        listing = _list(repository, revision)
+    except Exception as error:
+        # Without a network what another program downloaded serves, too.
+        folder = _local(repository, revision) if _is_out_of_reach(error) else None
+        if folder is None:
+            raise
+        return folder
+    watch.note(
+        f"Downloading {repository}: {len(listing.sizes)} files, {readable_size(listing.num_bytes)}"
+    )
+    patterns = [glob.escape(name) for name in listing.sizes]
+    with _no_bars_on_a_pipe():
+        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
+    _check_sizes(folder, listing.sizes)
+    with suppress(OSError, ReDrafterError):  # without the note the next start asks the Hub again
+        record.parent.mkdir(parents=True, exist_ok=True)
+        write_json(record, {"commit": folder.name, "files": list(listing.sizes)})
+    return folder
+
+
+@contextmanager
+def _no_bars_on_a_pipe() -> Iterator[None]:
+    """Leave huggingface_hub's progress bars to terminals, unless its variable says otherwise."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+
+    if sys.stderr.isatty() or constants.HF_HUB_DISABLE_PROGRESS_BARS is not None:
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
+
+
+def _list(repository: str, revision: str | None) -> _Listing:
+    from huggingface_hub import HfApi
+
+    info = HfApi().model_info(repository, revision=revision, files_metadata=True)
+    sizes = {entry.rfilename: entry.size for entry in info.siblings or ()}
+    return _Listing({name: sizes[name] for name in needed_files(sizes, repository)})
+
+
+def _local(repository: str, revision: str | None) -> Path | None:
+    """Return what the Hub's cache holds of a repository, if that is enough to load it."""
+    from huggingface_hub import try_to_load_from_cache
+
+    place = try_to_load_from_cache(repository, "config.json", revision=revision)
+    if not isinstance(place, str):
+        return None
+    folder = Path(place).parent
+    names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    files = needed_files(names, repository)
+    indexed = [read_index(folder, name).values() for name in files if name.endswith(INDEX_ENDING)]
+    _check_all_there(folder, sorted({name for index in indexed for name in index}))
+    return folder
+
+
+def _check_sizes(folder: Path, sizes: Mapping[str, int | None]) -> None:
+    """Check what came against the listing; a wrong file goes, or it would be taken for good."""
+    _check_all_there(folder, list(sizes))
+    for name, size in sizes.items():
+        file = folder / name
+        num_bytes = file.stat().st_size
+        if size is not None and num_bytes != size:
+            file.resolve().unlink()
+            file.unlink(missing_ok=True)
+            raise CheckpointError(
+                f"{name} came with {num_bytes} bytes and not {size}; run again, the rest is kept."
+            )
+
+
+def _check_all_there(folder: Path, files: Sequence[str]) -> None:
+    for name in files:
+        if not (folder / name).is_file():
+            raise CheckpointError(
+                f"{name} is not in {folder}: the download is incomplete; run again with a network."
+            )
+
+
+def _explain(repository: str, revision: str | None, error: Exception) -> CheckpointError:
+    what, remedy = _reason(revision, error)
+    return CheckpointError(
+        f"{repository} is no folder here and on the Hugging Face Hub it {what}; {remedy}, or "
+        f"choose one of: {', '.join(KNOWN_NAMES)}."
+    )
+
+
+def _is_out_of_reach(error: Exception) -> bool:
+    """Whether this is no answer about the repository, but none, or one that the server is ill."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.HfHubHTTPError):
+        return (_status_of(error) or 0) >= 500
+    return isinstance(error, OSError | errors.OfflineModeIsEnabled) or _is_transport(error)
+
+
+def _is_transport(error: Exception) -> bool:
+    """Whether the HTTP library, whichever huggingface_hub uses, got no answer."""
+    return any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
+
+
+def _reason(revision: str | None, error: Exception) -> tuple[str, str]:
+    """Return what happened, and what helps."""
+    from huggingface_hub import errors
+
+    if isinstance(error.__cause__, errors.HfHubHTTPError):
+        error = error.__cause__
+    if isinstance(error, errors.GatedRepoError):
+        return "asks for its terms to be accepted", "accept them on its page and log in"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "is not there, or is private", "check the name, or log in"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"has no revision {revision!r:.80}", "check the revision"
+    if isinstance(error, errors.HFValidationError):
+        return "is not a name that it allows", "give org/name"
+    if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
+        return "is not in the local cache and cannot be reached", "check the network"
+    if type(error).__name__ == "ConnectError":
+        return "is not in the local cache and cannot be reached", "check the network"
+    if _status_of(error) == 401:
+        return "does not let you in", "log in, or check the token"
+    return f"cannot be got ({_one_line(error):.200})", "run again, what is complete is kept"
+
+
+def _one_line(error: Exception) -> str:
+    status = _status_of(error)
+    if status is not None:
+        return f"the server answered {status}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _status_of(error: Exception) -> int | None:
+    """Return the status of the HTTP answer that an error tells of."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None

@@ -1,0 +1,77 @@
+"""Which files of a repository a model needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+
+from redrafter_mlx.errors import CheckpointError
+
+# Never *.py: no code of a repository runs here.
+_SETTINGS = frozenset(
+    {
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.json",
+        "merges.txt",
+        "chat_template.json",
+        "chat_template.jinja",
+        "drafter/config.json",
+        "drafter/model.safetensors",
+    }
+)
+# From the most wanted kind to the least: of these, one is taken.
+_KINDS = (
+    ("model*.safetensors", re.compile(r"model[^/]*\.safetensors"), "model.safetensors"),
+    ("rank*.safetensors", re.compile(r"rank\d+\.safetensors"), None),
+    ("pytorch_model*.bin", re.compile(r"pytorch_model[^/]*\.bin"), "pytorch_model.bin"),
+    ("model.pt", re.compile(r"model\.pt"), None),
+)
+_SHARD = re.compile(r".*-\d+-of-\d+\.\w+")
+_GGUF = re.compile(r"[^/]*\.gguf")
+
+
+def needed_files(names: Iterable[str], repository: str) -> list[str]:
+    """Return, of a repository's files, what loading or converting its model takes.
+
+    Settings and tokenizer, and the weights in one format only: safetensors before PyTorch's,
+    GGUF last; what an index splits is not taken whole as well.
+
+    Raises:
+        CheckpointError: There are no weights, or several GGUF files and nobody chose one.
+    """
+    present = frozenset(names)
+    weights = _weights(present, repository)
+    return sorted((present & _SETTINGS) | weights)
+
+
+def _weights(present: frozenset[str], repository: str) -> frozenset[str]:
+    for _, pattern, whole in _KINDS:
+        found = frozenset(name for name in present if pattern.fullmatch(name))
+        if not found:
+            continue
+        index = f"{whole}.index.json"
+        if index not in present:
+            return found
+        return frozenset(name for name in found if _SHARD.fullmatch(name)) | {index}
+    return _gguf(sorted(name for name in present if _GGUF.fullmatch(name)), repository)
+
+
+def _gguf(found: Collection[str], repository: str) -> frozenset[str]:
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{repository} holds {len(found)} GGUF files ({', '.join(found):.200}); download one "
+            "of them and give its path."
+        )
+    if not found:
+        kinds = ", ".join(kind for kind, *_ in _KINDS)
+        raise CheckpointError(
+            f"{repository} holds no weights that can be read ({kinds} or a .gguf file); choose "
+            "another repository."
+        )
+    return frozenset(found)

@@ -1,0 +1,201 @@
+"""What the caches hold of each model, and its removal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from redrafter_mlx.errors import CheckpointError
+from redrafter_mlx.loading.converted import (
+    FOLDER_NAME,
+    Origin,
+    is_complete,
+    models_folder,
+    read_origin,
+    size_of,
+)
+from redrafter_mlx.loading.download import downloads_folder
+from redrafter_mlx.loading.hub import find_drafter
+from redrafter_mlx.loading.known import (
+    KNOWN_NAMES,
+    cache_folder,
+    repository_of,
+    short_name,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A converted model in the user's cache.
+
+    Attributes:
+        folder: Where it lies.
+        origin: What it was made from.
+        num_bytes: Its size.
+    """
+
+    folder: Path
+    origin: Origin
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """What the caches hold of a model.
+
+    Attributes:
+        name: A known name, a repository, or the path of what was converted.
+        conversions: Its converted copies.
+        downloaded_bytes: What the Hugging Face cache holds of its repository.
+        drafter: The drafter that goes with it, ``None`` where there is none.
+        own_drafter: The user's own in the cache, which is never removed.
+    """
+
+    name: str
+    conversions: tuple[Conversion, ...]
+    downloaded_bytes: int
+    drafter: Path | None
+    own_drafter: Path | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """All that a removal frees."""
+        return self.downloaded_bytes + sum(entry.num_bytes for entry in self.conversions)
+
+
+def list_models() -> list[CachedModel]:
+    """Return the known models, then the others of which something is cached."""
+    conversions = _conversions()
+    names = dict.fromkeys(KNOWN_NAMES)
+    names |= dict.fromkeys(sorted({entry.origin.name for entry in conversions}))
+    names |= dict.fromkeys(sorted(short_name(name) for name in _noted_repositories()))
+    downloads = _downloaded_bytes()
+    return [_cached(name, conversions, downloads) for name in names]
+
+
+def find_cached(name: str) -> CachedModel:
+    """Return what the caches hold of one model.
+
+    Args:
+        name: A known name, a repository, the path of a model that was converted, or the
+            folder of a conversion.
+
+    Raises:
+        CheckpointError: Nothing of it is cached.
+    """
+    conversions = _conversions()
+    for entry in conversions:
+        if name in (entry.folder.name, str(entry.folder)):
+            return CachedModel(entry.folder.name, (entry,), 0, None)
+    wanted = short_name(name)
+    if os.path.exists(os.path.expanduser(name)) and wanted not in KNOWN_NAMES:
+        wanted = os.path.realpath(os.path.expanduser(name))
+    found = _cached(wanted, conversions, _downloaded_bytes())
+    if not found.num_bytes:
+        kept = f" but your drafter {found.own_drafter}, which stays" if found.own_drafter else ""
+        raise CheckpointError(
+            f"The cache holds nothing of {name}{kept}; redrafter-mlx models lists what it holds."
+        )
+    return found
+
+
+def remove(model: CachedModel) -> None:
+    """Remove a model's conversions, and its repository from the Hugging Face cache.
+
+    Raises:
+        CheckpointError: Something cannot be removed.
+    """
+    for entry in model.conversions:
+        _refuse_drafter(entry.folder)
+    revisions = _revisions(repository_of(model.name)) if model.downloaded_bytes else []
+    for revision in revisions:
+        _refuse_drafter(revision.snapshot_path)
+    try:
+        for entry in model.conversions:
+            shutil.rmtree(entry.folder)
+        shutil.rmtree(downloads_folder() / repository_of(model.name), ignore_errors=True)
+        if revisions:
+            cache = _scan()
+            cache.delete_revisions(*(revision.commit_hash for revision in revisions)).execute()
+    except OSError as error:
+        raise CheckpointError(
+            f"{error.filename or model.name} cannot be removed ({error.strerror or error}); check "
+            "its permissions."
+        ) from error
+
+
+def _refuse_drafter(folder: Path) -> None:
+    """Refuse to remove a folder into which the user put a drafter; the Hub's are links."""
+    drafter = folder / "drafter"
+    if any(path.is_file() and not path.is_symlink() for path in drafter.glob("*")):
+        raise CheckpointError(f"{drafter} is a drafter that may be yours; move it away first.")
+
+
+def _conversions() -> list[Conversion]:
+    folders = sorted(models_folder().iterdir()) if models_folder().is_dir() else []
+    return [
+        Conversion(folder, _origin_of(folder), size_of(folder))
+        for folder in folders
+        if FOLDER_NAME.fullmatch(folder.name) and not folder.is_symlink() and is_complete(folder)
+    ]
+
+
+def _origin_of(folder: Path) -> Origin:
+    """Return what a conversion tells; an old or an interrupted one tells by its name alone."""
+    return read_origin(folder) or Origin(folder.name.rpartition("-v")[0].replace("--", "/"))
+
+
+def _noted_repositories() -> Iterable[str]:
+    folder = downloads_folder()
+    return {str(path.parent.relative_to(folder)) for path in folder.glob("*/*/*.json")}
+
+
+def _cached(
+    name: str, conversions: Iterable[Conversion], downloads: Mapping[str, int]
+) -> CachedModel:
+    own = tuple(entry for entry in conversions if entry.origin.name == name)
+    folder = own[0].folder if own else models_folder() / "none"
+    return CachedModel(
+        name=name,
+        conversions=own,
+        downloaded_bytes=downloads.get(repository_of(name), 0),
+        drafter=find_drafter(name, folder),
+        own_drafter=_own_drafter(name),
+    )
+
+
+def _own_drafter(name: str) -> Path | None:
+    folder = cache_folder() / "drafters"
+    places = [] if os.path.isabs(name) else [folder / name, folder / repository_of(name)]
+    return next((place for place in places if place.is_dir()), None)
+
+
+def _downloaded_bytes() -> dict[str, int]:
+    """Return the bytes that the Hugging Face cache holds of each repository of a model."""
+    return {entry.repo_id: entry.size_on_disk for entry in _repositories()}
+
+
+def _revisions(repository: str) -> list[Any]:
+    """Return huggingface_hub's entry of each revision that its cache holds."""
+    found = [entry for entry in _repositories() if entry.repo_id == repository]
+    return [revision for entry in found for revision in entry.revisions]
+
+
+def _repositories() -> list[Any]:
+    from huggingface_hub import CacheNotFound
+
+    try:
+        return [entry for entry in _scan().repos if entry.repo_type == "model"]
+    except CacheNotFound:
+        return []
+
+
+def _scan() -> Any:
+    """Return huggingface_hub's view of its cache."""
+    from huggingface_hub import scan_cache_dir
+
+    return scan_cache_dir()
