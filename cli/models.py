@@ -72,7 +72,7 @@ def _conversion_line(conversion: Conversion) -> str:
 def _remove(name: str, *, is_sure: bool) -> None:
     from redrafter_mlx.loading.inventory import find_cached, remove
 
-    if not is_sure and not sys.stdin.isatty():
+    if not is_sure and not _has_terminal():
         raise typer.BadParameter(
             "without a terminal to ask on it needs --yes.", param_hint="--remove"
         )
@@ -84,6 +84,10 @@ def _remove(name: str, *, is_sure: bool) -> None:
         raise typer.Exit(1)
     remove(found)
     render.line(f"Removed {_size(found.num_bytes)} of {found.name}")
+
+
+def _has_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 def _contents(found: CachedModel) -> list[str]:

@@ -180,7 +180,8 @@ def _converted(source: Path, origin: Origin, watch: Watch) -> Path:
     )
 
     def convert(out: Path) -> None:
-        convert_target(source, out, options, watch.progress)
+        for line in convert_target(source, out, options, watch.progress).notes:
+            watch.note(line)
 
     convert_once(folder, origin, convert)
     watch.note(f"Converted {origin.label}: {size_text(folder)}")

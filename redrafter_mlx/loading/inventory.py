@@ -23,6 +23,7 @@ from redrafter_mlx.loading.hub import find_drafter
 from redrafter_mlx.loading.known import (
     KNOWN_NAMES,
     cache_folder,
+    is_repository,
     repository_of,
     short_name,
 )
@@ -72,8 +73,9 @@ def list_models() -> list[CachedModel]:
     conversions = _conversions()
     names = dict.fromkeys(KNOWN_NAMES)
     names |= dict.fromkeys(sorted({entry.origin.name for entry in conversions}))
-    names |= dict.fromkeys(sorted(short_name(name) for name in _noted_repositories()))
     downloads = _downloaded_bytes()
+    noted = sorted(name for name in _noted_repositories() if name in downloads)
+    names |= dict.fromkeys(short_name(name) for name in noted)
     return [_cached(name, conversions, downloads) for name in names]
 
 
@@ -117,8 +119,8 @@ def remove(model: CachedModel) -> None:
     try:
         for entry in model.conversions:
             shutil.rmtree(entry.folder)
-        shutil.rmtree(downloads_folder() / repository_of(model.name), ignore_errors=True)
         if revisions:
+            _forget_downloads(repository_of(model.name))
             cache = _scan()
             cache.delete_revisions(*(revision.commit_hash for revision in revisions)).execute()
     except OSError as error:
@@ -126,6 +128,12 @@ def remove(model: CachedModel) -> None:
             f"{error.filename or model.name} cannot be removed ({error.strerror or error}); check "
             "its permissions."
         ) from error
+
+
+def _forget_downloads(repository: str) -> None:
+    # Joined to a folder, an absolute path would replace it.
+    assert is_repository(repository)
+    shutil.rmtree(downloads_folder() / repository, ignore_errors=True)
 
 
 def _refuse_drafter(folder: Path) -> None:
@@ -196,6 +204,6 @@ def _repositories() -> list[Any]:
 
 def _scan() -> Any:
     """Return huggingface_hub's view of its cache."""
-    from huggingface_hub import scan_cache_dir
+    from huggingface_hub import constants, scan_cache_dir
 
-    return scan_cache_dir()
+    return scan_cache_dir(constants.HF_HUB_CACHE)

@@ -1,0 +1,96 @@
+"""``redrafter-mlx models``; what is cached and removed is tested in tests/loading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from redrafter_mlx.cli import models as command
+from redrafter_mlx.config import Quantization
+from redrafter_mlx.loading.converted import Origin, conversion_folder
+from redrafter_mlx.weights import write_json
+from tests.cli.conftest import Run
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give every test caches of its own."""
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "cache"
+
+
+def write_conversion(origin: Origin) -> Path:
+    folder = conversion_folder(origin)
+    folder.mkdir(parents=True)
+    write_json(folder / "config.json", {})
+    write_json(folder / "origin.json", origin.to_dict())
+    (folder / "model.safetensors").write_bytes(bytes(2_000_000))
+    return folder
+
+
+def test_list(run: Run, cache: Path) -> None:
+    plain = write_conversion(Origin("vicuna-7b"))
+    packed = write_conversion(Origin("vicuna-7b", None, Quantization(4)))
+    other = write_conversion(Origin("org/name", "v2"))
+    drafter = cache / "drafters" / "vicuna-7b"
+    drafter.mkdir(parents=True)
+    write_json(drafter / "config.json", {})
+    result = run("models")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [
+        "smollm2-135m  not cached, with a drafter",
+        "vicuna-7b     converted 2 times, with a drafter",
+        f"              2 MB, 4 bits in groups of 64: {packed}",
+        f"              2 MB: {plain}",
+        "vicuna-13b    not cached, no drafter",
+        "vicuna-33b    not cached, no drafter",
+        "org/name      converted 1 time, no drafter",
+        f"              2 MB, at v2: {other}",
+    ]
+
+
+def test_removal_says_what_goes_and_what_stays(run: Run, cache: Path) -> None:
+    folder = write_conversion(Origin("vicuna-7b"))
+    drafter = cache / "drafters" / "vicuna-7b"
+    drafter.mkdir(parents=True)
+    result = run("models", "--remove", "vicuna-7b", "--yes")
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == [f"2 MB: {folder}", f"Your drafter stays: {drafter}"]
+    assert result.stdout == "Removed 2 MB of vicuna-7b\n"
+    assert not folder.exists()
+    assert drafter.is_dir()
+    result = run("models", "--remove", "vicuna-7b", "--yes")
+    assert result.exit_code == 1
+    assert "The cache holds nothing of vicuna-7b but your drafter" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_without_a_terminal_it_needs_a_yes(run: Run) -> None:
+    folder = write_conversion(Origin("vicuna-7b"))
+    result = run("models", "--remove", "vicuna-7b", stdin="y\n")
+    assert result.exit_code == 2
+    assert "without a terminal to ask on it needs --yes" in result.stderr
+    assert folder.is_dir()
+
+
+def test_a_yes_to_nothing_is_wrong_usage(run: Run) -> None:
+    result = run("models", "--yes")
+    assert result.exit_code == 2
+    assert "it goes with --remove NAME" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_removed"), [("y", True), ("YES", True), ("n", False), ("", False), (None, False)]
+)
+def test_on_a_terminal_it_asks(
+    run: Run, monkeypatch: pytest.MonkeyPatch, answer: str | None, is_removed: bool
+) -> None:
+    monkeypatch.setattr(command, "_has_terminal", lambda: True)
+    folder = write_conversion(Origin("vicuna-7b"))
+    result = run("models", "--remove", "vicuna-7b", stdin="" if answer is None else f"{answer}\n")
+    assert "Remove 2 MB? [y/N]" in result.stderr
+    assert result.exit_code == (0 if is_removed else 1)
+    assert ("Nothing was removed" in result.stderr) is not is_removed
+    assert folder.exists() is not is_removed
