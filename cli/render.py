@@ -180,8 +180,8 @@ class Activity:
         if self._bar is None:
             self._clear()
             self._bar = _byte_bar()
+            self._bar.add_task("", total=total)
             self._bar.start()
-            self._bar.add_task("")
         self._bar.update(self._bar.task_ids[0], completed=done, total=total)
 
     def _clear(self) -> None:

@@ -46,6 +46,7 @@ class HubServer:
         lies: Bytes left out of a file that its listing tells of, by name;
             ``lies_in_heads`` leaves them out of the answer to HEAD, too.
         requests: Method and path of each request.
+        tokens: What they brought to be let in, for the repositories' files.
     """
 
     url: str = ""
@@ -57,6 +58,7 @@ class HubServer:
     lies: dict[str, int] = field(default_factory=dict)
     lies_in_heads: bool = False
     requests: list[str] = field(default_factory=list)
+    tokens: set[str | None] = field(default_factory=set)
 
     def add(self, repository: str, files: Mapping[str, bytes], **revisions: str) -> None:
         """Serve a repository; its only commit comes from its name."""
@@ -133,6 +135,8 @@ class _Handler(BaseHTTPRequestHandler):
         hub, path = self.server_hub, unquote(urlsplit(self.path).path)
         hub.requests.append(f"{self.command} {path}")
         match = API.fullmatch(path) or FILE.fullmatch(path)
+        if match:
+            hub.tokens.add(self.headers.get("Authorization"))
         repository = match[1] if match else ""
         refusal = hub.refusals.get(repository) or hub.refusals.get(path)
         if refusal is None and repository not in hub.repositories:

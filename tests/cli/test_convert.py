@@ -9,32 +9,17 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import DrafterConfig, Quantization
 from redrafter_mlx.loading.target import identify
 from redrafter_mlx.models.decoder import Decoder
-from redrafter_mlx.models.drafter import RecurrentDrafter
 from redrafter_mlx.weights import load_tensors, read_json
 from tests.cli.conftest import Run
 from tests.cli.endless_model import LetterTokenizer
-from tests.toy import randomize, toy_target
+from tests.cli.tiny_source import CONFIG, write_drafter
+from tests.toy import toy_target
 
-CONFIG = DrafterConfig(hidden_size=32, vocab_size=95, exit_dim=32, num_draft_layers=2)
 EOS = 94
-
-
-def write_source(folder: Path, head: mx.array | None = None) -> Path:
-    """Write a drafter as its training does, with a head of its own or with this one."""
-    network = RecurrentDrafter(CONFIG)
-    randomize(network, seed=0)
-    parameters: dict[str, mx.array] = dict(tree_flatten(network.parameters()))
-    tensors = {name: tensor.astype(mx.float16) for name, tensor in parameters.items()}
-    if head is not None:
-        tensors["lm_head.2.weight"] = head.astype(mx.float16)
-    folder.mkdir()
-    mx.save_safetensors(str(folder / "model.safetensors"), tensors)
-    return folder
 
 
 @pytest.fixture
@@ -62,7 +47,7 @@ def read_config(folder: Path) -> DrafterConfig:
 
 
 def test_import_as_it_is(run: Run, tmp_path: Path) -> None:
-    source, out = write_source(tmp_path / "source"), tmp_path / "out"
+    source, out = write_drafter(tmp_path / "source"), tmp_path / "out"
     result = run("convert", str(source), "--out", str(out))
     assert result.exit_code == 0
     assert result.stderr == ""
@@ -75,7 +60,7 @@ def test_import_as_it_is(run: Run, tmp_path: Path) -> None:
 
 
 def test_every_option_reaches_the_import(run: Run, tmp_path: Path, target: Decoder) -> None:
-    source, out = write_source(tmp_path / "source"), tmp_path / "out"
+    source, out = write_drafter(tmp_path / "source"), tmp_path / "out"
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("abab c")
     result = run(
@@ -101,7 +86,7 @@ def test_every_option_reaches_the_import(run: Run, tmp_path: Path, target: Decod
 
 
 def test_tensors_that_are_left_out_are_named(run: Run, tmp_path: Path) -> None:
-    source = write_source(tmp_path / "source")
+    source = write_drafter(tmp_path / "source")
     mx.save_safetensors(
         str(source / "model.safetensors"),
         {**load_tensors(source), "drafter.emb_norm.weight": mx.ones(32)},
@@ -124,7 +109,7 @@ def test_cheap_checks_come_before_the_target(
     monkeypatch.setattr("redrafter_mlx.loading.hub.resolve_model", refuse)
     source, out = tmp_path / "source", tmp_path / "out"
     if is_occupied:
-        write_source(source)
+        write_drafter(source)
         out.touch()
     result = run("convert", str(source), "--out", str(out), "--target", "tiny")
     assert result.exit_code == 1
@@ -133,7 +118,7 @@ def test_cheap_checks_come_before_the_target(
 
 
 def test_npz_needs_no_target(run: Run, tmp_path: Path) -> None:
-    source, out, corpus = write_source(tmp_path / "source"), tmp_path / "out", tmp_path / "c.npz"
+    source, out, corpus = write_drafter(tmp_path / "source"), tmp_path / "out", tmp_path / "c.npz"
     np.savez(corpus, tokens=[1, 7, 7, 9, 9], lengths=[5], prompt_lengths=[1])
     options = ("--draft-vocab", "2", "--from", str(corpus))
     assert run("convert", str(source), "--out", str(out), *options).exit_code == 0
@@ -157,7 +142,7 @@ def test_head_of_the_target_is_found(
         embedding: Any = target.model.embed_tokens
         target.model.embed_tokens = embedding.to_quantized(**quantization)
     rows = target.embed(mx.arange(CONFIG.vocab_size)).astype(mx.float32)
-    source, out = write_source(tmp_path / "source", head=0.5 * rows), tmp_path / "out"
+    source, out = write_drafter(tmp_path / "source", head=0.5 * rows), tmp_path / "out"
     result = run("convert", str(source), "--out", str(out), "--target", "tiny")
     assert "head tied to the model's, times 0." in result.stdout
     assert read_config(out).head == "tied"
@@ -179,7 +164,7 @@ def test_head_of_the_target_is_found(
 def test_error_is_one_line(
     run: Run, tmp_path: Path, target: Decoder, options: list[str], complaint: str
 ) -> None:
-    source, out = write_source(tmp_path / "source"), tmp_path / "out"
+    source, out = write_drafter(tmp_path / "source"), tmp_path / "out"
     out.mkdir()
     if "exists" in complaint:
         (out / "mine").touch()
@@ -204,7 +189,7 @@ def test_drafter_of_another_size_is_refused(
 ) -> None:
     other = toy_target(vocab_size=CONFIG.vocab_size + 1)
     monkeypatch.setattr("redrafter_mlx.loading.target.load_target", lambda *_: other)
-    source = write_source(tmp_path / "source")
+    source = write_drafter(tmp_path / "source")
     out = tmp_path / "out"
     result = run("convert", str(source), "--out", str(out), "--target", "tiny")
     assert result.exit_code == 1

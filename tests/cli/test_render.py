@@ -107,3 +107,37 @@ def test_character_that_the_locale_lacks() -> None:
             writer.write("é!")
         assert raw.getvalue() == b"?!\n"
         stream.detach()
+
+
+def test_bytes_show_on_a_terminal_with_rate_and_time_left_and_leave_nothing() -> None:
+    with terminal() as shown:
+        with render.progress("Loading") as activity:
+            activity.progress(0, 8_000_000)
+            activity.progress(3_000_000, 8_000_000)
+            during = shown.getvalue()
+            activity.progress(8_000_000, 8_000_000)
+        after = shown.getvalue()
+    assert during.startswith("Loading\r       \r")
+    for part in ("0.0/8.0 MB", "8.0/8.0 MB", "B/s", "0:00:00"):
+        assert part in after
+    assert after.endswith("\x1b[2K"), "the bar's line is wiped off"
+
+
+def test_a_note_takes_the_place_of_a_line_and_of_a_bar() -> None:
+    with terminal() as shown, render.progress("Loading") as activity:
+        activity.note("one\x1b")
+        activity.progress(1, 2)
+        activity.note("two")
+        bar_end = shown.getvalue()
+    assert shown.getvalue().startswith("Loading\r       \r")
+    assert "one" in bar_end and "two" in bar_end
+    assert shown.getvalue() == bar_end, "nothing was left to wipe off"
+
+
+def test_without_a_terminal_only_notes_are_shown() -> None:
+    stream = io.StringIO()
+    with redirect_stderr(stream), render.progress("Loading") as activity:
+        activity.progress(1, 2)
+        activity.note("one")
+        activity.progress(2, 2)
+    assert stream.getvalue() == "one\n"

@@ -78,7 +78,10 @@ def test_a_prompt_has_the_ids_of_sentencepiece(
 ) -> None:
     """Within a text; at its very beginning transformers gives one space no piece of its own."""
     inside = f"He said: {text}"
-    assert encode(vicuna.tokenizer, inside, add_special_tokens=True) == [BOS, *pieces.encode(inside)]
+    assert encode(vicuna.tokenizer, inside, add_special_tokens=True) == [
+        BOS,
+        *pieces.encode(inside),
+    ]
     asked = f"{SYSTEM} USER: {text.strip()} ASSISTANT:"
     assert chat_prompt(vicuna, text) == [BOS, *pieces.encode(asked)]
 
