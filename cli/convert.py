@@ -12,8 +12,8 @@ from redrafter_mlx.cli import render
 from redrafter_mlx.cli.options import (
     GroupSize,
     ProgramOptions,
-    Quantize,
     Revision,
+    check_bits,
     quantization,
 )
 from redrafter_mlx.errors import CheckpointError
@@ -59,7 +59,12 @@ class WeightOptions:
             help="Precision of what is not quantised; else the model's own, float16 for a drafter.",
         ),
     ] = None
-    quantize: Quantize = None
+    quantize: Annotated[
+        int | None,
+        typer.Option(
+            metavar="4|8", callback=check_bits, help="Bits a weight of the linear layers."
+        ),
+    ] = None
     group_size: GroupSize = None
 
     def __post_init__(self) -> None:

@@ -48,7 +48,8 @@ def _check_dtype(dtype: str) -> str:
     return dtype
 
 
-def _check_bits(bits: int | None) -> int | None:
+def check_bits(bits: int | None) -> int | None:
+    """Return the bits of --quantize; refuse what is not offered."""
     if bits not in (None, *BITS):
         raise typer.BadParameter(f"{bits} is neither 4 nor 8.")
     return bits
@@ -83,10 +84,6 @@ Debug = Annotated[
 ]
 
 
-Quantize = Annotated[
-    int | None,
-    typer.Option(metavar="4|8", callback=_check_bits, help="Bits a weight of the linear layers."),
-]
 GroupSize = Annotated[
     int | None,
     typer.Option(
@@ -137,7 +134,14 @@ class ModelOptions:
             help="Precision of the weights; auto is as stored on a GPU, float32 on a CPU.",
         ),
     ] = "auto"
-    quantize: Quantize = None
+    quantize: Annotated[
+        int | None,
+        typer.Option(
+            metavar="4|8",
+            callback=check_bits,
+            help="Take a copy of this many bits a weight; it is made once and kept in the cache.",
+        ),
+    ] = None
     group_size: GroupSize = None
     revision: Revision = None
 

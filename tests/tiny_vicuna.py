@@ -100,7 +100,7 @@ def _write_shards(folder: Path) -> None:
     for layer in range(CONFIG["num_hidden_layers"]):
         name = f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"
         tensors[name] = mx.zeros((8,))
-    index = {}
+    index: dict[str, str] = {}
     for number, half in enumerate((sorted(tensors)[::2], sorted(tensors)[1::2]), start=1):
         file = f"pytorch_model-{number:05}-of-00002.bin"
         save_torch(folder / file, {name: tensors[name] for name in half})

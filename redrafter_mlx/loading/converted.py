@@ -103,7 +103,7 @@ def read_origin(folder: Path) -> Origin | None:
     return None
 
 
-def convert_once(folder: Path, origin: Origin, convert: Callable[[Path], None]) -> None:
+def convert_once(folder: Path, origin: Origin, convert: Callable[[Path], object]) -> None:
     """Have a conversion made; of two programs that convert at once one is left over.
 
     Args:

@@ -87,17 +87,12 @@ def _downloaded(repository: str, record: Path) -> Path | None:
 
     with suppress(ReDrafterError, KeyError, TypeError, ValueError):
         noted = read_json(record)
-        places = [
-            try_to_load_from_cache(repository, name, revision=noted["commit"])
-            for name in noted["files"]
-        ]
-        if places and all(isinstance(place, str) for place in places):
-            return _root(places[0], noted["files"][0])
+        for name in noted["files"]:
+            place = try_to_load_from_cache(repository, name, revision=noted["commit"])
+            if not isinstance(place, str):
+                return None
+        return Path(place).parents[name.count("/")] if noted["files"] else None
     return None
-
-
-def _root(place: str, name: str) -> Path:
-    return Path(place).parents[name.count("/")]
 
 
 def _download(repository: str, revision: str | None, record: Path, watch: Watch) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import mlx.nn as nn
 import pytest
@@ -69,15 +70,18 @@ def test_a_quantised_vicuna_answers_in_a_chat(
 ) -> None:
     """From the server's PyTorch shards to two answers; the second start asks nobody."""
     loaded: list[LoadedModel] = []
+
+    def load(*args: Any, **options: Any) -> LoadedModel:
+        loaded.append(real(*args, **options))
+        return loaded[-1]
+
     real = loading.load
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(
-        loading,
-        "load",
-        lambda *args, **options: loaded.append(real(*args, **options)) or loaded[-1],
-    )
-    chat = ("chat", "--model", "vicuna-7b", "--quantize", "8", "--group-size", "32")
-    chat += ("--dtype", "stored", "--max-tokens", "5")
+    monkeypatch.setattr(loading, "load", load)
+    chat = [
+        *("chat", "--model", "vicuna-7b", "--quantize", "8", "--group-size", "32"),
+        *("--dtype", "stored", "--max-tokens", "5"),
+    ]
     with serve_hub() as server:
         use_hub(monkeypatch, server.url, tmp_path / "hub")
         source = write_tiny_vicuna(tmp_path / "source")
