@@ -16,7 +16,7 @@ from tests.hub_server import HubServer, Refusal, commit_of, serve_hub, use_hub
 
 NAME = "org/name"
 NEEDED = {
-    "config.json": b"{}",
+    "config.json": b'{"a": 1}',
     "tokenizer.json": b"{}",
     "chat_template.jinja": b"{{ messages }}",
     "model.safetensors": bytes(range(256)) * 400,
@@ -166,6 +166,19 @@ def test_what_the_hub_does_not_know_is_told(hub: HubServer) -> None:
         fetch("org/two--dashes")
 
 
+def test_what_another_program_downloaded_is_not_downloaded_twice(hub: HubServer) -> None:
+    from huggingface_hub import snapshot_download
+
+    snapshot_download(NAME, allow_patterns=["*.safetensors"])
+    hub.requests.clear()
+    fetch(NAME)
+    asked = [
+        request for request in hub.requests if request.startswith("GET") and "resolve" in request
+    ]
+    assert not any(request.endswith("model.safetensors") for request in asked)
+    assert len(asked) == len(NEEDED) - 1
+
+
 @pytest.mark.parametrize("is_forbidden", [True, False])
 def test_without_a_network_one_line_says_so(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_forbidden: bool
@@ -181,10 +194,12 @@ def test_without_a_network_what_another_program_downloaded_serves(
     from huggingface_hub import snapshot_download
 
     folder = Path(snapshot_download(NAME, allow_patterns=["*.json", "*.safetensors"]))
+    hub.requests.clear()
     hub.refusals[NAME] = Refusal(503)
     assert fetch(NAME) == folder
     stop(monkeypatch, tmp_path)
     assert fetch(NAME) == folder
+    assert hub.files_asked == set(), "neither time was anything downloaded twice"
     (folder / "model.safetensors.index.json").write_text(
         '{"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}'
     )

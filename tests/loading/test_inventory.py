@@ -95,6 +95,7 @@ def test_a_removal_takes_every_copy_and_nothing_else(name: str, tmp_path: Path) 
     assert not any(copy.exists() for copy in copies)
     assert not list((tmp_path / "hub").glob("models--lmsys*"))
     assert kept.is_dir() and (other / "model.safetensors").is_file()
+    assert [path.parent.name for path in (tmp_path / "cache").rglob("main.json")] == ["name"]
     with pytest.raises(CheckpointError, match=f"The cache holds nothing of {name}; redrafter-mlx"):
         find_cached(name)
 
