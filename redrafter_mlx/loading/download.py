@@ -7,6 +7,7 @@ model that is noted and still there is used without asking the network.
 from __future__ import annotations
 
 import glob
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -87,11 +88,13 @@ def _downloaded(repository: str, record: Path) -> Path | None:
 
     with suppress(ReDrafterError, KeyError, TypeError, ValueError):
         noted = read_json(record)
+        places: list[str] = []
         for name in noted["files"]:
             place = try_to_load_from_cache(repository, name, revision=noted["commit"])
             if not isinstance(place, str):
                 return None
-        return Path(place).parents[name.count("/")] if noted["files"] else None
+            places.append(place)
+        return Path(places[0]).parents[noted["files"][0].count("/")] if places else None
     return None
 
 
@@ -110,7 +113,7 @@ def _download(repository: str, revision: str | None, record: Path, watch: Watch)
         f"Downloading {repository}: {len(listing.sizes)} files, {readable_size(listing.num_bytes)}"
     )
     patterns = [glob.escape(name) for name in listing.sizes]
-    with _no_bars_on_a_pipe():
+    with _quiet_hub():
         folder = Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
     _check_sizes(folder, listing.sizes)
     with suppress(OSError, ReDrafterError):  # without the note the next start asks the Hub again
@@ -120,19 +123,26 @@ def _download(repository: str, revision: str | None, record: Path, watch: Watch)
 
 
 @contextmanager
-def _no_bars_on_a_pipe() -> Iterator[None]:
-    """Leave huggingface_hub's progress bars to terminals, unless its variable says otherwise."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+def _quiet_hub() -> Iterator[None]:
+    """Keep huggingface_hub's bars to terminals and its warnings, whose end is told, to itself.
 
-    if sys.stderr.isatty() or constants.HF_HUB_DISABLE_PROGRESS_BARS is not None:
-        yield
-        return
-    disable_progress_bars()
+    Its own environment variables go before.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.utils import disable_progress_bars, enable_progress_bars, logging
+
+    hides_bars = not sys.stderr.isatty() and constants.HF_HUB_DISABLE_PROGRESS_BARS is None
+    verbosity = logging.get_verbosity()
+    if hides_bars:
+        disable_progress_bars()
+    if "HF_HUB_VERBOSITY" not in os.environ:
+        logging.set_verbosity_error()
     try:
         yield
     finally:
-        enable_progress_bars()
+        logging.set_verbosity(verbosity)
+        if hides_bars:
+            enable_progress_bars()
 
 
 def _list(repository: str, revision: str | None) -> _Listing:

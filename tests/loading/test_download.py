@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +30,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     no_wait = SimpleNamespace(sleep=lambda _: None)
     for module in ("file_download", "utils._http"):
         monkeypatch.setattr(f"huggingface_hub.{module}.time", no_wait)
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     with serve_hub() as server:
         server.add(NAME, FILES, v2="c" * 40)
         use_hub(monkeypatch, server.url, tmp_path / "hub")
@@ -103,9 +101,12 @@ def test_a_cut_connection_goes_on_by_itself(hub: HubServer) -> None:
     assert (folder / "model.safetensors").read_bytes() == NEEDED["model.safetensors"]
 
 
-def test_a_download_that_stays_broken_is_one_line_and_a_rerun_repairs_it(hub: HubServer) -> None:
+def test_a_download_that_stays_broken_is_one_line_and_a_rerun_repairs_it(
+    hub: HubServer, capfd: pytest.CaptureFixture[str]
+) -> None:
     hub.cuts["model.safetensors"], hub.cut_once = 0, False
     assert "cannot be got (" in refusal()
+    assert capfd.readouterr() == ("", ""), "no line for each try"
     hub.cuts.clear()
     hub.requests.clear()
     folder = fetch(NAME)
