@@ -123,10 +123,7 @@ def new_folder(path: Path | str) -> Iterator[Path]:
     """
     path = Path(path).resolve()
     _remove_leftovers(path)
-    if os.path.exists(path) and not _is_empty_folder(path):
-        raise CheckpointError(
-            f"{path} exists and is not an empty folder; choose another or remove it."
-        )
+    require_free(path)
     partial = path.with_name(f"{path.name}.partial-{secrets.token_hex(4)}")
     try:
         with _refusing(_unwritable, partial):
@@ -138,6 +135,17 @@ def new_folder(path: Path | str) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def require_free(path: Path | str) -> None:
+    """Refuse a folder that exists and is not empty, as ``new_folder`` does, before slow work."""
+    if os.path.exists(path):
+        with suppress(OSError):
+            if not os.listdir(path):
+                return
+        raise CheckpointError(
+            f"{path} exists and is not an empty folder; choose another or remove it."
+        )
 
 
 def _remove_leftovers(path: Path) -> None:
@@ -167,13 +175,6 @@ def _sync(path: str) -> None:
             raise
     finally:
         os.close(handle)
-
-
-def _is_empty_folder(path: Path) -> bool:
-    try:
-        return not os.listdir(path)
-    except OSError:
-        return False
 
 
 def read_index(folder: Path, file: str = INDEX_FILE) -> dict[str, str]:
