@@ -8,10 +8,12 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from redrafter_mlx.config import GenerationConfig
+from redrafter_mlx.decoding.decode import OnPrefill
 from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.errors import PromptError
 from redrafter_mlx.generation import Chunk, stream_generate
 from redrafter_mlx.loading.model import LoadedModel
+from redrafter_mlx.segments import common_prefix_length, interleave, opening_of, split_at, with_opening
 from redrafter_mlx.text import (
     Message,
     cut_to_text,
@@ -21,6 +23,7 @@ from redrafter_mlx.text import (
     encode_continuation,
     has_chat_template,
     render_text,
+    require_thinking_switch,
 )
 
 
@@ -30,7 +33,8 @@ class _Prompt:
 
     Attributes:
         tokens: The ids.
-        opening: White space at the end of the rendered text, where the answer begins.
+        opening: Last word of the rendered text and the white space behind it, where the
+            answer begins.
     """
 
     tokens: list[int]
@@ -75,12 +79,23 @@ class Conversation:
         *,
         system: str | None = None,
         config: GenerationConfig | None = None,
+        thinking: bool | None = None,
     ) -> None:
         """Begin a conversation.
 
+        Args:
+            model: What answers.
+            system: See ``set_system``.
+            config: Settings of the answers.
+            thinking: Whether the model thinks first; ``None`` leaves it to the template.
+
         Raises:
-            PromptError: There is a system prompt, but no chat template to hold it.
+            PromptError: There is a system prompt, but no chat template to hold it, or the
+                template has no switch for thinking.
         """
+        if thinking is not None:
+            require_thinking_switch(model.tokenizer)
+        self._thinking = thinking
         self.config = config or GenerationConfig()
         self.stats: DecodeStats | None = None
         self._model = model
@@ -111,18 +126,21 @@ class Conversation:
         """Whether the context ended the latest answer or had no room for a question."""
         return self._was_refused or self.num_tokens >= self._max_positions
 
-    def ask(self, user_text: str) -> Generator[Chunk, None, None]:
+    def ask(
+        self, user_text: str, *, on_prefill: OnPrefill | None = None
+    ) -> Generator[Chunk, None, None]:
         """Yield the answer's chunks.
 
         The history follows the chunks: closed or interrupted at any point, the turn holds
         the ids yielded so far, and without any the question is forgotten. Asking again, or
-        changing the conversation, closes an answer that is still open.
+        changing the conversation, closes an answer that is still open. ``on_prefill`` as in
+        ``stream_generate``.
 
         Raises:
             PromptError: The question does not fit, or the chat template refuses it.
         """
         self._close_running()
-        self._running = self._answer(user_text)
+        self._running = self._answer(user_text, on_prefill)
         return self._running
 
     def reset(self) -> None:
@@ -159,12 +177,20 @@ class Conversation:
         self._running = None
         self._was_refused = False
 
-    def _answer(self, question: str) -> Generator[Chunk, None, None]:
+    def _answer(
+        self, question: str, on_prefill: OnPrefill | None
+    ) -> Generator[Chunk, None, None]:
         prompt = self._prompt(question)
         self._check_room(len(prompt.tokens))
         self._keep_common_prefix(prompt.tokens)
         turn = _Turn(question, prompt.opening, len(prompt.tokens))
-        stream = stream_generate(self._model, prompt.tokens, self.config, kv_cache=self._kv_cache)
+        stream = stream_generate(
+            self._model,
+            prompt.tokens,
+            self.config,
+            kv_cache=self._kv_cache,
+            on_prefill=on_prefill,
+        )
         try:
             with closing(stream) as chunks:
                 for chunk in chunks:
@@ -215,7 +241,7 @@ class Conversation:
 
     def _keep_common_prefix(self, tokens: list[int]) -> None:
         """Rewind the cache to what it shares with a new prompt; one id at least is run."""
-        self._kv_cache.rewind(_common_prefix_length(self._cached, tokens[:-1]))
+        self._kv_cache.rewind(common_prefix_length(self._cached, tokens[:-1]))
         self._cached = list(tokens)
 
     def _messages(self, answers: Sequence[str], question: str | None = None) -> list[Message]:
@@ -236,24 +262,26 @@ class Conversation:
             first, *rest = [*(turn.question for turn in self._turns), question]
             return _Prompt(self._join(encode(tokenizer, first, add_special_tokens=True), rest))
         answers = self._answers()
-        text = render_text(tokenizer, self._messages(answers, question))
-        opening = text[len(text.rstrip()) :]
+        text = self._rendered(answers, question)
         first, *rest = self._segments(text, answers, question)
-        return _Prompt(self._join(encode_chat(tokenizer, first), rest), opening)
+        return _Prompt(self._join(encode_chat(tokenizer, first), rest), opening_of(text))
 
     def _segments(self, text: str, answers: list[str], question: str) -> list[str]:
         """Return what the template writes around the answers; all of ``text`` if it alters one."""
         marks = [secrets.token_hex(16) for _ in answers]
-        marked = render_text(self._model.tokenizer, self._messages(marks, question))
-        segments = _split_at(marked, marks)
-        as_they_are = _interleave(segments, answers)
-        trimmed = _interleave(segments, [answer.strip() for answer in answers])
+        segments = split_at(self._rendered(marks, question), marks)
+        as_they_are = interleave(segments, answers)
+        trimmed = interleave(segments, [answer.strip() for answer in answers])
         if text not in (as_they_are, trimmed):
             return [text]
         # The model answered behind the opening, wherever the template writes past answers.
         for place, turn in enumerate(self._turns):
-            segments[place] = segments[place].rstrip() + turn.opening
+            segments[place] = with_opening(segments[place], turn.opening)
         return segments
+
+    def _rendered(self, answers: Sequence[str], question: str) -> str:
+        messages = self._messages(answers, question)
+        return render_text(self._model.tokenizer, messages, self._thinking)
 
     def _join(self, tokens: list[int], segments: Sequence[str]) -> list[int]:
         """Append the generated ids of each answer and the segment behind it."""
@@ -261,22 +289,3 @@ class Conversation:
             tokens += turn.tokens
             tokens += encode_continuation(self._model.tokenizer, segment)
         return tokens
-
-
-def _common_prefix_length(left: Sequence[int], right: Sequence[int]) -> int:
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
-
-
-def _split_at(text: str, marks: Sequence[str]) -> list[str]:
-    """Return the parts of a text between marks that follow each other in it."""
-    parts = []
-    for mark in marks:
-        part, _, text = text.partition(mark)
-        parts.append(part)
-    return [*parts, text]
-
-
-def _interleave(segments: Sequence[str], answers: Sequence[str]) -> str:
-    answered = zip(segments, answers, strict=False)
-    return "".join(segment + answer for segment, answer in answered) + segments[-1]

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from redrafter_mlx.config import GenerationConfig
-from redrafter_mlx.decoding.decode import decode, most_tokens
+from redrafter_mlx.decoding.decode import OnPrefill, decode, most_tokens
 from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.errors import PromptError
 from redrafter_mlx.loading.model import LoadedModel
@@ -81,6 +81,7 @@ def stream_generate(
     config: GenerationConfig = _DEFAULTS,
     *,
     kv_cache: KVCache | None = None,
+    on_prefill: OnPrefill | None = None,
 ) -> Generator[Chunk, None, None]:
     """Yield a chunk for each emitted token; the last one has the finish reason.
 
@@ -93,6 +94,9 @@ def stream_generate(
             the tokenizer adds.
         config: Limits, stop strings, sampling and the draft's shape.
         kv_cache: Holds ``prompt[: kv_cache.offset]``; by default an empty one.
+        on_prefill: Called between the chunks of a long prompt with the tokens read and to
+            be read; where it returns False nothing is yielded and ``kv_cache`` holds the
+            chunks read.
 
     Raises:
         PromptError: The prompt is empty, does not fit the context, or has an id that the
@@ -102,7 +106,7 @@ def stream_generate(
     cache = model.target.make_kv_cache() if kv_cache is None else kv_cache
     stats = DecodeStats()
     writer = _Writer(model, config, len(tokens), stats)
-    with closing(decode(model, cache, tokens, config, stats)) as decoded:
+    with closing(decode(model, cache, tokens, config, stats, on_prefill)) as decoded:
         for token in decoded:
             chunk = writer.write(token)
             if chunk.finish_reason is not None:
@@ -111,16 +115,29 @@ def stream_generate(
             yield chunk
 
 
-def chat_prompt(model: LoadedModel, user_text: str, system: str | None = None) -> list[int]:
+def chat_prompt(
+    model: LoadedModel,
+    user_text: str,
+    system: str | None = None,
+    *,
+    thinking: bool | None = None,
+) -> list[int]:
     """Return the ids of one user turn, through the chat template if there is one.
 
+    Args:
+        model: Its tokenizer brings the template.
+        user_text: The turn.
+        system: System prompt; ``None`` leaves it to the template.
+        thinking: Whether the model thinks first; ``None`` leaves it to the template.
+
     Raises:
-        PromptError: The template refuses it, or there is none to hold a system prompt.
+        PromptError: The template refuses it, has no switch for thinking, or there is none
+            to hold a system prompt.
     """
     messages: list[Message] = [{"role": "user", "content": user_text}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
-    return render_chat(model.tokenizer, messages)
+    return render_chat(model.tokenizer, messages, thinking)
 
 
 def _prompt_tokens(model: LoadedModel, prompt: str | Sequence[int]) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from redrafter_mlx.errors import PromptError
@@ -15,6 +15,8 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # A token of a SentencePiece vocabulary that stands for one byte.
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _MAX_CHARACTER_BYTES = 4
+# What a template asks for, as Qwen3's and SmolLM3's do.
+THINKING_SWITCH = "enable_thinking"
 
 
 def encode(tokenizer: Any, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -66,18 +68,34 @@ def has_chat_template(tokenizer: Any) -> bool:
     return bool(getattr(tokenizer, "chat_template", None))
 
 
-def render_chat(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+def require_thinking_switch(tokenizer: Any) -> None:
+    """Raise PromptError where the chat template does not ask whether to think."""
+    template = getattr(tokenizer, "chat_template", None) or ""
+    if isinstance(template, Mapping):  # several by name; "default" is the one in use
+        template = template.get("default", "")
+    if THINKING_SWITCH not in template:
+        raise PromptError(
+            f"The model's chat template has no switch for thinking ({THINKING_SWITCH}); leave "
+            "out --thinking or --no-thinking (thinking=None)."
+        )
+
+
+def render_chat(
+    tokenizer: Any, messages: Sequence[Message], thinking: bool | None = None
+) -> list[int]:
     """Return the ids of a conversation, ready for the model's next answer.
 
     Without a chat template a single user message is encoded as it is, with the special
-    tokens that the tokenizer adds.
+    tokens that the tokenizer adds. ``thinking`` as in ``render_text``.
 
     Raises:
-        PromptError: The template refuses the messages, or there is no template and they
-            are more than one user turn.
+        PromptError: The template refuses the messages or has no switch for thinking, or
+            there is no template and they are more than one user turn.
     """
+    if thinking is not None:
+        require_thinking_switch(tokenizer)
     if has_chat_template(tokenizer):
-        return encode_chat(tokenizer, render_text(tokenizer, messages))
+        return encode_chat(tokenizer, render_text(tokenizer, messages, thinking))
     if [message["role"] for message in messages] != ["user"]:
         raise PromptError(
             "The model has no chat template; give one prompt, without a system prompt."
@@ -85,17 +103,20 @@ def render_chat(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     return encode(tokenizer, messages[0]["content"], add_special_tokens=True)
 
 
-def render_text(tokenizer: Any, messages: Sequence[Message]) -> str:
+def render_text(tokenizer: Any, messages: Sequence[Message], thinking: bool | None = None) -> str:
     """Return the template's text of a conversation, up to where the answer begins.
+
+    ``thinking`` switches it on or off; ``None`` leaves it to the template.
 
     Raises:
         PromptError: The template refuses the messages.
     """
     from jinja2 import TemplateError
 
+    switch = {} if thinking is None else {THINKING_SWITCH: thinking}
     try:
         text: str = tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True
+            list(messages), tokenize=False, add_generation_prompt=True, **switch
         )
     except (TemplateError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split()).rstrip(".")

@@ -31,6 +31,12 @@ THINKING = (
     "{{ '<|im_start|>' + message['role'] + '\n' + content + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+# Qwen3's switch on top of it: a new answer begins with an empty thought. After
+# tokenizer_config.json of Qwen3, https://huggingface.co/Qwen/Qwen3-0.6B.
+SWITCHED_THINKING = THINKING.removesuffix("{% endif %}") + (
+    "{% if enable_thinking is defined and enable_thinking is false %}"
+    "{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
+)
 
 
 def byte_level() -> Any:

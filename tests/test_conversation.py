@@ -14,6 +14,7 @@ import pytest
 
 from redrafter_mlx.config import GenerationConfig
 from redrafter_mlx.conversation import Conversation
+from redrafter_mlx.decoding.decode import OnPrefill
 from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.errors import PromptError
 from redrafter_mlx.generation import Chunk, generate, stream_generate
@@ -23,6 +24,7 @@ from redrafter_mlx.text import decode_tokens, encode, encode_continuation, rende
 from tests.small_tokenizers import (
     CHATML,
     INST,
+    SWITCHED_THINKING,
     THINKING,
     byte_level,
     metaspace,
@@ -60,6 +62,7 @@ class Script:
         prompt: Sequence[int],
         config: GenerationConfig,
         stats: DecodeStats,
+        on_prefill: OnPrefill | None,
     ) -> Generator[int, None, None]:
         assert 0 <= kv_cache.offset < len(prompt)
         self.prompts.append(list(prompt))
@@ -217,6 +220,70 @@ def test_a_template_that_drops_thinking_is_followed(script: Script) -> None:
     )
     assert script.offsets == [0, len(script.prompts[0]), len(script.prompts[1])]
     assert "hm" in conversation.messages[1]["content"]
+
+
+NO_THOUGHT = "<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize("thinking", [None, True, False])
+def test_thinking_is_switched_by_the_template_and_left_out_of_the_past(
+    script: Script, thinking: bool | None
+) -> None:
+    """Law: each prompt is the template's own, whose past answers have no empty thought."""
+    model = make_model(byte_level, SWITCHED_THINKING)
+    answer = ids(model, "yes")
+    script.answers = [[*answer, eos(model)] for _ in range(3)]
+    conversation = Conversation(model, thinking=thinking)
+    for question in ("a", "b", "c"):
+        ask(conversation, question)
+    past = "".join(
+        f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"
+        for question in "ab"
+    )
+    ending = NO_THOUGHT if thinking is False else ""
+    assert model.tokenizer.decode(script.prompts[-1]) == (
+        f"{past}<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n{ending}"
+    )
+    # All but the latest answer is reused, which moves up to where the thought was.
+    thought = len(ids(model, ending))
+    held = [len(prompt) - thought + (0 if thought else 3) for prompt in script.prompts[:-1]]
+    assert script.offsets == [0, *held]
+
+
+def test_a_switch_that_the_template_lacks_is_refused() -> None:
+    for template in (THINKING, None):
+        model = make_model(byte_level, template)
+        for thinking in (True, False):
+            with pytest.raises(PromptError, match="no switch for thinking") as refused:
+                Conversation(model, thinking=thinking)
+            assert "\n" not in str(refused.value)
+        Conversation(model)
+
+
+def test_reading_that_is_stopped_forgets_the_question_and_keeps_what_was_read(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real decode: the same question is then read from where it was stopped."""
+    monkeypatch.setattr("redrafter_mlx.decoding.decode.PREFILL_STEP", 16)
+    config = GenerationConfig(max_tokens=6)
+    conversation, other = (Conversation(model, config=config) for _ in range(2))
+    for each in (conversation, other):
+        ask(each, "The dog?")
+    held = conversation.num_tokens
+    calls = []
+
+    def stop(done: int, total: int) -> bool:
+        calls.append((done, total))
+        return done < 48
+
+    question = "fox " * 60
+    assert list(conversation.ask(question, on_prefill=stop)) == []
+    assert [done for done, _ in calls] == [16, 32, 48]
+    assert conversation.num_tokens == held
+    assert ask(conversation, question) == ask(other, question)
+    assert conversation.stats is not None and other.stats is not None
+    assert conversation.stats.cached_tokens == other.stats.cached_tokens + 48
+    assert calls[0][1] == other.stats.prompt_tokens - other.stats.cached_tokens
 
 
 def test_an_answer_that_the_template_trims_keeps_its_ids(script: Script) -> None:

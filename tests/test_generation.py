@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from redrafter_mlx.config import BeamShape, GenerationConfig
+from redrafter_mlx.decoding.decode import OnPrefill
 from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.errors import PromptError
 from redrafter_mlx.generation import Answer, Chunk, chat_prompt, generate, stream_generate
@@ -54,6 +55,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
             prompt: Sequence[int],
             config: GenerationConfig,
             stats: DecodeStats,
+            on_prefill: OnPrefill | None,
         ) -> Generator[int, None, None]:
             """Keep the contract of the real one, and run ahead as it does."""
             limit = min(config.max_tokens, CONTEXT - len(prompt))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -13,6 +13,7 @@ from redrafter_mlx.decoding.beam import Draft, draft
 from redrafter_mlx.decoding.sampling import choose
 from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.decoding.tree import Accepted, DraftTree, accept
+from redrafter_mlx.decoding.wired import WIRED_LIMIT
 from redrafter_mlx.errors import PromptError
 from redrafter_mlx.loading.model import LoadedModel, default_beam_shape
 from redrafter_mlx.models.decoder import Decoder
@@ -20,6 +21,10 @@ from redrafter_mlx.models.drafter import Drafter
 from redrafter_mlx.models.kv_cache import KVCache
 
 PREFILL_STEP = 512
+
+# Called between the chunks of a prompt with the tokens that are read and their number in
+# all, those that the cache held left out; where it returns False, reading ends there.
+OnPrefill = Callable[[int, int], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,7 @@ def decode(
     prompt: Sequence[int],
     config: GenerationConfig,
     stats: DecodeStats,
+    on_prefill: OnPrefill | None = None,
 ) -> Generator[int, None, None]:
     """Yield the answer's token ids; an end-of-sequence token is the last one yielded.
 
@@ -94,6 +100,7 @@ def decode(
         prompt: Token ids.
         config: Limits, sampling and the draft's shape.
         stats: Updated before each token is yielded.
+        on_prefill: See ``OnPrefill``; an answer that it stops has no token.
 
     Raises:
         PromptError: The prompt is empty or leaves no room for an answer.
@@ -103,18 +110,21 @@ def decode(
     stop_ids = frozenset() if config.ignore_eos else model.eos_ids
     stats.prompt_tokens, stats.cached_tokens = len(prompt), kv_cache.offset
     num_emitted = 0
-    try:
-        hidden = _prefill(model.target, kv_cache, prompt[kv_cache.offset :])
-        next_token = _choose_next(model.target, hidden, kv_cache, config.sampling)
-        state = DecodeState(kv_cache, hidden, next_token, num_left, stop_ids)
-        for run in _runs(model, state, config, stats):
-            for place, token in enumerate(run.tokens):
-                num_emitted += 1
-                stats.record_token(place + 1 if place < run.num_drafted else None)
-                yield token
-    finally:
-        # The first token is prefill's, and the last one is never in the cache.
-        kv_cache.rewind(len(prompt) + max(num_emitted - 1, 0))
+    with WIRED_LIMIT.raised():
+        try:
+            hidden = _prefill(model.target, kv_cache, prompt[kv_cache.offset :], on_prefill)
+            if hidden is None:
+                return
+            next_token = _choose_next(model.target, hidden, kv_cache, config.sampling)
+            state = DecodeState(kv_cache, hidden, next_token, num_left, stop_ids)
+            for run in _runs(model, state, config, stats):
+                for place, token in enumerate(run.tokens):
+                    num_emitted += 1
+                    stats.record_token(place + 1 if place < run.num_drafted else None)
+                    yield token
+        finally:
+            # The first token is prefill's, and the last one is never in the cache.
+            kv_cache.rewind(len(prompt) + max(num_emitted - 1, 0))
 
 
 def _room_for_answer(target: Decoder, prompt: Sequence[int], config: GenerationConfig) -> int:
@@ -134,15 +144,23 @@ def most_tokens(max_tokens: int, num_prompt_tokens: int, max_positions: int) -> 
     return min(max_tokens, max_positions - num_prompt_tokens)
 
 
-def _prefill(target: Decoder, kv_cache: KVCache, prompt: Sequence[int]) -> mx.array:
-    """Run the prompt in chunks, so that no command is very long; return the last hidden state."""
+def _prefill(
+    target: Decoder, kv_cache: KVCache, prompt: Sequence[int], on_prefill: OnPrefill | None
+) -> mx.array | None:
+    """Run the prompt in chunks, so that no command is very long.
+
+    Returns:
+        The last hidden state, (1, hidden_size); ``None`` where ``on_prefill`` ended it.
+    """
     tokens = mx.array(np.asarray(prompt, np.int32))
     for start in range(0, len(prompt), PREFILL_STEP):
+        if start > 0:
+            mx.eval(kv_cache.arrays)
+            if on_prefill is not None and on_prefill(start, len(prompt)) is False:
+                return None
         chunk = tokens[start : start + PREFILL_STEP]
         hidden = target(chunk, kv_cache)
         kv_cache.commit(range(chunk.shape[0]))
-        if start + PREFILL_STEP < len(prompt):
-            mx.eval(kv_cache.arrays)
     return hidden[-1:]
 
 

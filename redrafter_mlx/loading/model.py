@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import CPU_BEAM_SHAPE, GPU_BEAM_SHAPE, BeamShape, Quantization
 from redrafter_mlx.errors import CheckpointError, ReDrafterError
 from redrafter_mlx.loading.converted import is_conversion
 from redrafter_mlx.loading.drafter import load_drafter
 from redrafter_mlx.loading.hub import find_drafter, resolve_model
+from redrafter_mlx.loading.memory import MachineMemory, check_memory, memory_need
 from redrafter_mlx.loading.target import identify, load_target
 from redrafter_mlx.loading.watch import SILENT, Watch
 from redrafter_mlx.models.decoder import Decoder
@@ -72,12 +76,12 @@ def load(
     """
     name = str(name_or_path)
     folder = resolve_model(name, revision=revision, quantization=quantization, watch=watch)
-    try:
+    drafter_folder = find_drafter(name, folder) if drafter == "auto" else drafter
+    with _told_how_to_repair(folder):
+        need = memory_need(folder, drafter_folder and Path(drafter_folder), dtype)
+    notices = check_memory(name, need, MachineMemory.of_this_machine())
+    with _told_how_to_repair(folder):
         target, tokenizer = load_target(folder, dtype), load_tokenizer(folder)
-    except CheckpointError as error:
-        if not is_conversion(folder):
-            raise
-        raise CheckpointError(f"{error} Remove {folder} and run again.") from error
     found = _find_drafter(name, folder, target, drafter, dtype)
     return LoadedModel(
         name=name,
@@ -86,8 +90,24 @@ def load(
         drafter=found.drafter,
         tokenizer=tokenizer,
         eos_ids=eos_ids(folder, tokenizer),
-        notices=(*found.notices, *_template_notice(name, tokenizer)),
+        notices=(
+            *notices,
+            *_dtype_notice(target, dtype),
+            *found.notices,
+            *_template_notice(name, tokenizer),
+        ),
     )
+
+
+@contextmanager
+def _told_how_to_repair(folder: Path) -> Iterator[None]:
+    """Add what helps where the program made the broken folder itself."""
+    try:
+        yield
+    except CheckpointError as error:
+        if not is_conversion(folder):
+            raise
+        raise CheckpointError(f"{error} Remove {folder} and run again.") from error
 
 
 def default_beam_shape() -> BeamShape:
@@ -119,6 +139,16 @@ def eos_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
             ids = read_json(folder / name).get("eos_token_id")
             named += ids if isinstance(ids, list) else [ids]
     return frozenset(token for token in named if isinstance(token, int))
+
+
+def _dtype_notice(target: Decoder, dtype: str) -> tuple[str, ...]:
+    """Warn of what a CPU can do but not in good time."""
+    kinds = {tensor.dtype for _, tensor in tree_flatten(target.parameters())}
+    if dtype == "auto" or mx.default_device().type == mx.gpu or kinds == {mx.float32}:
+        return ()
+    return (
+        f"--dtype {dtype} is very slow on a CPU, a hundred times slower than float32; leave it out.",
+    )
 
 
 def _template_notice(name: str, tokenizer: Any) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
@@ -16,8 +17,25 @@ from redrafter_mlx.models.target_config import TargetConfig, stored_quantization
 from redrafter_mlx.weights import load_tensors, read_json
 
 
-def load_target(folder: Path, dtype: str = "auto") -> Decoder:
-    """Return the decoder in a folder that ``mlx_lm.convert`` or Hugging Face wrote.
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetFiles:
+    """What a model's folder holds, its tensors still lazy.
+
+    Attributes:
+        config: Sizes and switches.
+        quantization: The ``quantization`` object of config.json, empty where there is none.
+        stored: The tensors that the decoder needs, as the files have them.
+        tensors: The same as they will lie in memory.
+    """
+
+    config: TargetConfig
+    quantization: dict[str, Any]
+    stored: Tensors
+    tensors: Tensors
+
+
+def read_target(folder: Path, dtype: str = "auto") -> TargetFiles:
+    """Return a model's tensors; only the headers of its files are read.
 
     Args:
         folder: With config.json and safetensors, quantised by module or not.
@@ -28,14 +46,22 @@ def load_target(folder: Path, dtype: str = "auto") -> Decoder:
     """
     settings = read_json(folder / "config.json")
     config = TargetConfig.from_dict(settings)
-    tensors = _needed(load_tensors(folder), config)
-    decoder = Decoder(config, is_tied="lm_head.weight" not in tensors)
-    decoder.fingerprint = fingerprint(tensors)
+    stored = _needed(load_tensors(folder), config)
     quantization = stored_quantization(settings)
     wanted = compute_dtype(dtype)
-    if wanted is not None:
-        tensors = dequantized(tensors, quantization, wanted)
-    fill(decoder, tensors, quantization, what="model")
+    tensors = stored if wanted is None else dequantized(stored, quantization, wanted)
+    return TargetFiles(config, quantization, stored, tensors)
+
+
+def load_target(folder: Path, dtype: str = "auto") -> Decoder:
+    """Return the decoder in a folder that ``mlx_lm.convert`` or Hugging Face wrote.
+
+    Arguments and errors as ``read_target``.
+    """
+    files = read_target(folder, dtype)
+    decoder = Decoder(files.config, is_tied="lm_head.weight" not in files.tensors)
+    decoder.fingerprint = fingerprint(files.stored)
+    fill(decoder, files.tensors, files.quantization, what="model")
     return decoder
 
 
