@@ -13,7 +13,7 @@ from redrafter_mlx.cli import render
 from redrafter_mlx.cli.interrupt import Interrupt
 from redrafter_mlx.cli.options import AnswerOptions, ModelOptions, ProgramOptions
 from redrafter_mlx.cli.prompt_input import MessageReader
-from redrafter_mlx.errors import ReDrafterError
+from redrafter_mlx.errors import PromptError, ReDrafterError
 
 if TYPE_CHECKING:
     from redrafter_mlx.conversation import Conversation
@@ -37,7 +37,9 @@ def chat(model: ModelOptions, answer: AnswerOptions, program: ProgramOptions) ->
 
     config = answer.generation_config()
     loaded = model.load()
-    conversation = Conversation(loaded, system=answer.system, config=config)
+    conversation = Conversation(
+        loaded, system=answer.system, config=config, thinking=answer.thinking
+    )
     with MessageReader(cache_folder() / "chat_history") as reader:
         if reader.is_interactive:
             drafter = "with a drafter" if loaded.drafter else "without a drafter"
@@ -84,6 +86,9 @@ class Session:
             try:
                 with self.interrupt.raising_at(1):
                     text = self.reader.read()
+            except PromptError as error:
+                self.fail(error)
+                continue
             except KeyboardInterrupt:
                 if not self.reader.is_interactive:
                     raise
@@ -103,16 +108,22 @@ class Session:
             elif text.strip():
                 self.answer(text)
         except ReDrafterError as error:
-            self.has_failed = True
-            render.error(str(error))
+            self.fail(error)
             self.offer_reset()
+
+    def fail(self, error: ReDrafterError) -> None:
+        """Say what was wrong with a message; the chat goes on."""
+        self.has_failed = True
+        render.error(str(error))
 
     def answer(self, text: str) -> None:
         """Show the model's answer and its figures; the second Ctrl-C stops it at once."""
         try:
             with self.interrupt.raising_at(2):
                 last = self.stream(text)
-                if last is not None:
+                if last is None:
+                    render.note("stopped")
+                else:
                     self.show_ending(last)
         except KeyboardInterrupt:
             if not self.reader.is_interactive:
@@ -124,12 +135,19 @@ class Session:
         """Show the pieces as they come, until the end or Ctrl-C; return the last one."""
         last = None
         self.interrupt.is_waiting = True
-        with render.AnswerWriter() as writer, closing(self.conversation.ask(text)) as chunks:
-            for last in chunks:
-                self.interrupt.is_waiting = False
-                writer.write(last.text)
-                if self.interrupt.is_requested:
-                    break
+        with render.AnswerWriter() as writer, render.PromptProgress() as progress:
+
+            def on_prefill(num_read: int, num_tokens: int) -> bool:
+                progress.show(num_read, num_tokens)
+                return not self.interrupt.is_requested
+
+            with closing(self.conversation.ask(text, on_prefill=on_prefill)) as chunks:
+                for last in chunks:
+                    self.interrupt.is_waiting = False
+                    progress.clear()
+                    writer.write(last.text)
+                    if self.interrupt.is_requested:
+                        break
         return last
 
     def show_ending(self, last: Chunk) -> None:

@@ -78,7 +78,7 @@ def generate(
             f"--compare needs a drafter, and none was found for {loaded.name}; name one with "
             "--drafter."
         )
-    prompt_tokens = _encode(loaded, text, answer.system, is_raw=prompt.raw)
+    prompt_tokens = _encode(loaded, text, answer, is_raw=prompt.raw)
     if output.json:
         _show_json(loaded, prompt_tokens, config, wants_comparison=output.compare)
     else:
@@ -92,6 +92,11 @@ def _check_together(
         raise typer.BadParameter(
             "a raw prompt has no system prompt; leave one of them out.", param_hint="--system"
         )
+    if prompt.raw and answer.thinking is not None:
+        raise typer.BadParameter(
+            "a raw prompt has no template that switches it; leave one of them out.",
+            param_hint="--thinking" if answer.thinking else "--no-thinking",
+        )
     if output.compare and (model.no_drafter or answer.beam_length == 1):
         raise typer.BadParameter(
             "there is nothing to compare without a draft; leave out --no-drafter and "
@@ -100,13 +105,13 @@ def _check_together(
         )
 
 
-def _encode(model: LoadedModel, text: str, system: str | None, *, is_raw: bool) -> list[int]:
+def _encode(model: LoadedModel, text: str, answer: AnswerOptions, *, is_raw: bool) -> list[int]:
     from redrafter_mlx.generation import chat_prompt
     from redrafter_mlx.text import encode
 
     if is_raw:
         return encode(model.tokenizer, text, add_special_tokens=True)
-    return chat_prompt(model, text, system)
+    return chat_prompt(model, text, answer.system, thinking=answer.thinking)
 
 
 def _show_text(
@@ -134,9 +139,11 @@ def _stream(
     from redrafter_mlx.generation import Answer, stream_generate
 
     chunks = []
-    for chunk in stream_generate(model, prompt, config):
-        show(chunk.text)
-        chunks.append(chunk)
+    with render.PromptProgress() as progress:
+        for chunk in stream_generate(model, prompt, config, on_prefill=progress.show):
+            progress.clear()
+            show(chunk.text)
+            chunks.append(chunk)
     return Answer.of(chunks, prompt)
 
 

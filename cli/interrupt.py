@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-WAITING = b"\nThe prompt is being read; the answer stops then. Ctrl-C again stops it at once.\n"
+WAITING = b"\nStopping when this part of the prompt is read; Ctrl-C again stops at once.\n"
 
 
 @dataclass(slots=True)

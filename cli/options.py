@@ -19,7 +19,7 @@ from redrafter_mlx.config import (
     Quantization,
     SamplingConfig,
 )
-from redrafter_mlx.errors import CheckpointError
+from redrafter_mlx.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from redrafter_mlx.loading.model import LoadedModel
@@ -196,6 +196,13 @@ class AnswerOptions:
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="System prompt, in place of the model's.")
     ] = None
+    thinking: Annotated[
+        bool | None,
+        typer.Option(
+            "--thinking/--no-thinking",
+            help="Let the model think first, or not, where its template has a switch for it.",
+        ),
+    ] = None
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = ANSWER.max_tokens
     temp: Annotated[float, typer.Option(help="Temperature; 0 takes the most probable token.")] = (
         ANSWER.sampling.temperature
@@ -240,18 +247,23 @@ class AnswerOptions:
         Raises:
             ConfigError: A value is out of range.
         """
-        sampling = SamplingConfig(
+        try:
+            return GenerationConfig(
+                max_tokens=self.max_tokens,
+                stop=tuple(unescape(text) for text in self.stop or ()),
+                sampling=self._sampling(),
+                beam=self._beam_shape(),
+            )
+        except ConfigError as error:
+            raise ConfigError(_named_by_option(str(error))) from error
+
+    def _sampling(self) -> SamplingConfig:
+        return SamplingConfig(
             temperature=self.temp,
             top_k=self.top_k,
             top_p=self.top_p,
             min_p=self.min_p,
             seed=self.seed,
-        )
-        return GenerationConfig(
-            max_tokens=self.max_tokens,
-            stop=tuple(unescape(text) for text in self.stop or ()),
-            sampling=sampling,
-            beam=self._beam_shape(),
         )
 
     def _beam_shape(self) -> BeamShape | None:
@@ -262,6 +274,15 @@ class AnswerOptions:
         from redrafter_mlx.loading.model import default_beam_shape
 
         return replace(default_beam_shape(), **given)
+
+
+def _named_by_option(message: str) -> str:
+    """Put the option that the user typed in the place of the setting that begins a message."""
+    setting, space, rest = message.partition(" ")
+    name = "temp" if setting == "temperature" else setting
+    if name not in {entry.name for entry in fields(AnswerOptions)}:
+        return message
+    return f"--{name.replace('_', '-')}{space}{rest}"
 
 
 def unescape(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from contextlib import suppress
@@ -56,6 +57,10 @@ class MessageReader:
     def __init__(self, history: Path) -> None:
         """Prepare to read; ``history`` is the file of earlier lines."""
         self.is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            # A message with a wrong byte is read to its end, and then refused alone.
+            sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+        self._num_lines = 0
         self._history = History(history) if self.is_interactive else None
 
     def __enter__(self) -> Self:
@@ -78,13 +83,14 @@ class MessageReader:
         """Return the next message, or None at the end of the input.
 
         Raises:
-            PromptError: The input is not UTF-8.
+            PromptError: The message is not UTF-8; the next one can be read.
             KeyboardInterrupt: Ctrl-C; what was typed of the message is dropped.
         """
         line = self._read_line(PROMPT)
         if line is None:
             return None
-        return require_utf8(self._read_rest(line), "The message")
+        name = "The message" if self.is_interactive else f"The message of line {self._num_lines}"
+        return require_utf8(self._read_rest(line), name)
 
     def _read_rest(self, line: str | None) -> str:
         if line is not None and line.strip() == BLOCK_MARK:
@@ -106,10 +112,9 @@ class MessageReader:
             if self.is_interactive:
                 return input(prompt)
             line = sys.stdin.readline()
+            self._num_lines += 1
         except EOFError:
             return None
-        except UnicodeDecodeError as error:
-            raise PromptError(f"The input is not UTF-8: {error.reason}; convert it.") from error
         return line.removesuffix("\n") if line else None
 
 

@@ -10,11 +10,13 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from redrafter_mlx import __version__
+from redrafter_mlx.cli.wrap import WordWrapper
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,13 +36,16 @@ class AnswerWriter:
     """Writes an answer to stdout, piece by piece; its block ends the answer's last line.
 
     Into a pipe or a file go the very characters; for a terminal, control characters are
-    left out. An error before the first piece leaves stdout empty.
+    left out and lines are broken between words. An error before the first piece leaves
+    stdout empty.
     """
 
     def __init__(self) -> None:
         """Start an answer."""
-        self._is_terminal = sys.stdout.isatty()
         self._last = ""
+        self._wrapper: WordWrapper | None = None
+        if sys.stdout.isatty():
+            self._wrapper = WordWrapper(shutil.get_terminal_size().columns)
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -52,14 +57,17 @@ class AnswerWriter:
         failure: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        """End the last line where the text has not."""
+        """Show what is held back and end the last line where the text has not."""
+        if self._wrapper:
+            self._show(self._wrapper.finish())
         if self._last != "\n" and (self._last or kind is None):
             _write_out("\n")
 
     def write(self, text: str) -> None:
         """Show a piece at once."""
-        if self._is_terminal:
-            text = without_controls(text)
+        self._show(self._wrapper.push(without_controls(text)) if self._wrapper else text)
+
+    def _show(self, text: str) -> None:
         if text:
             self._last = text[-1]
             _write_out(text)
@@ -215,6 +223,42 @@ def _byte_bar() -> Progress:
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     return Progress(*columns, console=_console(), transient=True)
+
+
+class PromptProgress:
+    """Shows on a terminal's stderr how much of a long prompt is read, then wipes it off."""
+
+    PATIENCE_SECONDS = 1.0
+
+    def __init__(self) -> None:
+        """Start to wait."""
+        self._started_at = time.monotonic()
+        self._shown = ""
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        """Wipe it off."""
+        self.clear()
+
+    def show(self, num_read: int, num_tokens: int) -> None:
+        """Show the share that is read, where it has lasted long enough."""
+        if sys.stderr.isatty() and time.monotonic() - self._started_at >= self.PATIENCE_SECONDS:
+            self._shown = f"Reading the prompt: {100 * num_read // num_tokens} %"
+            _write_err("\r" + self._shown)
+
+    def clear(self) -> None:
+        """Wipe it off before something else is shown."""
+        if self._shown:
+            _write_err("\r" + " " * len(self._shown) + "\r")
+        self._shown = ""
 
 
 def _console() -> Console:

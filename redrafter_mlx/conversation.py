@@ -13,7 +13,13 @@ from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.errors import PromptError
 from redrafter_mlx.generation import Chunk, stream_generate
 from redrafter_mlx.loading.model import LoadedModel
-from redrafter_mlx.segments import common_prefix_length, interleave, opening_of, split_at, with_opening
+from redrafter_mlx.segments import (
+    common_prefix_length,
+    interleave,
+    opening_of,
+    split_at,
+    with_opening,
+)
 from redrafter_mlx.text import (
     Message,
     cut_to_text,
@@ -177,9 +183,7 @@ class Conversation:
         self._running = None
         self._was_refused = False
 
-    def _answer(
-        self, question: str, on_prefill: OnPrefill | None
-    ) -> Generator[Chunk, None, None]:
+    def _answer(self, question: str, on_prefill: OnPrefill | None) -> Generator[Chunk, None, None]:
         prompt = self._prompt(question)
         self._check_room(len(prompt.tokens))
         self._keep_common_prefix(prompt.tokens)

@@ -23,7 +23,14 @@ from redrafter_mlx.text import (
     render_text,
 )
 from tests.convert.tiny_gguf import wheel_gguf
-from tests.small_tokenizers import CHATML, byte_level, metaspace, sentencepiece
+from tests.small_tokenizers import (
+    CHATML,
+    SWITCHED_THINKING,
+    THINKING,
+    byte_level,
+    metaspace,
+    sentencepiece,
+)
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
@@ -365,6 +372,23 @@ def test_a_template_that_refuses_is_one_line(byte_tokenizer: Any) -> None:
     with pytest.raises(PromptError, match=r"System role not supported\);.*system prompt") as error:
         render_chat(byte_tokenizer, [system, *user("Hi")])
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("thinking", [None, True, False])
+def test_thinking_is_switched_where_the_template_asks(
+    byte_tokenizer: Any, thinking: bool | None
+) -> None:
+    """Law: without a choice the template's own rule holds, and a choice without effect is none."""
+    byte_tokenizer.chat_template = SWITCHED_THINKING
+    text = byte_tokenizer.decode(render_chat(byte_tokenizer, user("Hi"), thinking))
+    assert text.endswith("assistant\n<think>\n\n</think>\n\n") is (thinking is False)
+    for template in (CHATML, THINKING, None, {"default": CHATML, "other": SWITCHED_THINKING}):
+        byte_tokenizer.chat_template = template
+        if thinking is None:
+            render_chat(byte_tokenizer, user("Hi"), thinking)
+            continue
+        with pytest.raises(PromptError, match="no switch for thinking"):
+            render_chat(byte_tokenizer, user("Hi"), thinking)
 
 
 def test_without_a_template_there_is_one_prompt(byte_tokenizer: Any) -> None:

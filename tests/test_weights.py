@@ -22,6 +22,7 @@ from redrafter_mlx.weights import (
     load_tensors,
     new_folder,
     read_json,
+    require_free,
     save_tensors,
     write_json,
 )
@@ -257,6 +258,18 @@ def test_a_new_folder_leaves_nothing_behind(tmp_path: Path, error: type[BaseExce
         write_json(folder / "x.json", {})
         raise error
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_free_where_a_new_one_can_be_made(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a").touch()
+    (tmp_path / "file").touch()
+    for name in ("missing", "empty", "missing/deeper"):
+        require_free(tmp_path / name)
+    for name in ("full", "file"):
+        with pytest.raises(CheckpointError, match=f"{name} exists and is not an empty folder"):
+            require_free(tmp_path / name)
 
 
 def test_a_new_folder_replaces_nothing(tmp_path: Path) -> None:

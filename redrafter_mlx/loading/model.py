@@ -146,9 +146,7 @@ def _dtype_notice(target: Decoder, dtype: str) -> tuple[str, ...]:
     kinds = {tensor.dtype for _, tensor in tree_flatten(target.parameters())}
     if dtype == "auto" or mx.default_device().type == mx.gpu or kinds == {mx.float32}:
         return ()
-    return (
-        f"--dtype {dtype} is very slow on a CPU, a hundred times slower than float32; leave it out.",
-    )
+    return (f"--dtype {dtype} is very slow on a CPU, about 0.2 tokens/s for SmolLM2-135M.",)
 
 
 def _template_notice(name: str, tokenizer: Any) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from redrafter_mlx.config import DrafterConfig, GenerationConfig
+from redrafter_mlx.decoding.decode import OnPrefill
 from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.errors import PromptError
 from redrafter_mlx.generation import Chunk
@@ -30,6 +31,7 @@ class FakeLibrary:
         notices: What ``load`` has to say,
         loading_notes: and what it tells on the way.
         error: What ``stream_generate`` raises at once.
+        prefill: Tokens of a prompt of 100 that are read when ``on_prefill`` is called.
         loads: Arguments of each ``load``.
         runs: Prompt and configuration of each ``stream_generate``.
     """
@@ -40,6 +42,7 @@ class FakeLibrary:
     notices: tuple[str, ...] = ()
     loading_notes: tuple[str, ...] = ()
     error: Exception | None = None
+    prefill: Sequence[int] = ()
     loads: list[dict[str, Any]] = field(default_factory=list)
     runs: list[tuple[list[int], GenerationConfig]] = field(default_factory=list)
 
@@ -70,6 +73,9 @@ class FakeLibrary:
         self.runs.append((list(prompt), config))
         if self.error is not None:
             raise self.error
+        for num_read in self.prefill:
+            if kwargs["on_prefill"](num_read, 100) is False:
+                return
         is_plain = model.drafter is None or (config.beam and config.beam.beam_length == 1)
         tokens = list(range(10, 10 + len(self.pieces)))
         if is_plain and self.plain_tokens is not None:
@@ -85,8 +91,11 @@ class FakeLibrary:
             yield Chunk(self.pieces[index % len(self.pieces)], token, stats, reason)
 
     @staticmethod
-    def chat_prompt(model: LoadedModel, text: str, system: str | None = None) -> list[int]:
-        return [1, *(system or "").encode(), 2, *text.encode(), 3]
+    def chat_prompt(
+        model: LoadedModel, text: str, system: str | None = None, *, thinking: bool | None = None
+    ) -> list[int]:
+        switch = [] if thinking is None else [4 + thinking]
+        return [1, *(system or "").encode(), 2, *text.encode(), 3, *switch]
 
     @staticmethod
     def encode(tokenizer: Any, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -99,9 +108,15 @@ class FakeConversation:
     capacity = 100
 
     def __init__(
-        self, model: LoadedModel, *, system: str | None = None, config: GenerationConfig
+        self,
+        model: LoadedModel,
+        *,
+        system: str | None = None,
+        config: GenerationConfig,
+        thinking: bool | None = None,
     ) -> None:
         self.model, self.system, self.config = model, system, config
+        self.thinking = thinking
         self.questions: list[str] = []
         CONVERSATIONS.append(self)
 
@@ -113,14 +128,15 @@ class FakeConversation:
     def is_full(self) -> bool:
         return len(self.questions) >= self.capacity
 
-    def ask(self, text: str) -> Generator[Chunk, None, None]:
+    def ask(self, text: str, *, on_prefill: OnPrefill) -> Generator[Chunk, None, None]:
         if self.is_full:
             raise PromptError("The context holds 99 tokens; start a new conversation.")
         self.questions.append(text)
         # Looked up now, since the library's is replaced.
         from redrafter_mlx.generation import stream_generate
 
-        yield from stream_generate(self.model, list(text.encode()), self.config)
+        prompt = list(text.encode())
+        yield from stream_generate(self.model, prompt, self.config, on_prefill=on_prefill)
 
     def reset(self) -> None:
         self.questions.clear()

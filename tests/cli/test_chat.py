@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from redrafter_mlx.cli import chat
+from redrafter_mlx.cli import chat, render
 from redrafter_mlx.cli.interrupt import Interrupt
 from redrafter_mlx.config import GenerationConfig, SamplingConfig
+from redrafter_mlx.decoding.decode import OnPrefill
 from redrafter_mlx.errors import PromptError
 from redrafter_mlx.generation import Chunk
 from tests.cli.conftest import Run
@@ -161,11 +162,39 @@ def test_error_ends_the_turn_and_not_the_chat(
     assert result.exit_code == 1
 
 
-def test_input_that_is_not_utf_8(run: Run, library: FakeLibrary) -> None:
-    result = run("chat", stdin=b"\xff\xfe\n")
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        (b"one\n\xff\xfe\ntwo\n", 2),
+        (b"one\n\n\ntwo\n/system \xe9\n", 5),
+        (b"\xff", 1),
+        (b'one\n"""\na\n\xff\nb\n"""\ntwo\n', 2),
+        (b"a\xff\\\nb\none\ntwo\n", 1),
+    ],
+)
+def test_message_that_is_not_utf_8_is_passed_over(
+    run: Run, library: FakeLibrary, conversations: Conversations, typed: bytes, line: int
+) -> None:
+    """Whole, if it has several lines; the others are answered, and the exit code tells."""
+    result = run("chat", stdin=typed)
     assert result.exit_code == 1
-    assert result.stderr.startswith("redrafter-mlx: The input is not UTF-8")
-    assert result.stderr.count("\n") == 1
+    [complaint] = [text for text in result.stderr.splitlines() if text != STATS.strip()]
+    assert complaint.startswith(f"redrafter-mlx: The message of line {line} is not UTF-8")
+    assert conversations[0].questions == (["one", "two"] if b"one" in typed else [])
+
+
+@pytest.mark.parametrize(
+    ("options", "thinking"), [([], None), (["--thinking"], True), (["--no-thinking"], False)]
+)
+def test_thinking_reaches_the_conversation(
+    run: Run,
+    library: FakeLibrary,
+    conversations: Conversations,
+    options: list[str],
+    thinking: bool | None,
+) -> None:
+    assert run("chat", *options).exit_code == 0
+    assert [conversation.thinking for conversation in conversations] == [thinking]
 
 
 class Interrupted(FakeConversation):
@@ -176,14 +205,14 @@ class Interrupted(FakeConversation):
         self.answers: list[Generator[Chunk, None, None]] = []
         self.closed: list[str] = []
 
-    def ask(self, text: str) -> Generator[Chunk, None, None]:
+    def ask(self, text: str, *, on_prefill: OnPrefill) -> Generator[Chunk, None, None]:
         # Kept, so that an answer is closed only where someone closes it.
-        self.answers.append(self.stream(text))
+        self.answers.append(self.stream(text, on_prefill))
         return self.answers[-1]
 
-    def stream(self, text: str) -> Generator[Chunk, None, None]:
+    def stream(self, text: str, on_prefill: OnPrefill) -> Generator[Chunk, None, None]:
         try:
-            for index, chunk in enumerate(super().ask(text)):
+            for index, chunk in enumerate(super().ask(text, on_prefill=on_prefill)):
                 if index == 1:
                     self.interrupt(text.count("!"))
                 yield chunk
@@ -222,6 +251,26 @@ def test_ctrl_c_stops_the_answer_between_tokens(
     assert second == STATS.strip()
     assert conversation.closed == ["stop!", "and"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_stops_the_reading_of_a_prompt(
+    library: FakeLibrary, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end of a chunk; the next one is not begun."""
+    library.prefill = (30, 60, 90)
+    asked: list[int] = []
+
+    def show(progress: render.PromptProgress, num_read: int, num_tokens: int) -> None:
+        asked.append(num_read)
+        if len(asked) == 2:
+            Interrupted.interrupt(1)
+
+    monkeypatch.setattr(render.PromptProgress, "show", show)
+    talk(library, "stop", "and")
+    shown = capsys.readouterr()
+    assert asked == [30, 60, 30, 60, 90]
+    assert shown.out == "\nHello there!\n\n"
+    assert shown.err == f"stopped\n{STATS}"
 
 
 @pytest.mark.parametrize("message", ["stop!!", "stop!!????"])

@@ -95,6 +95,33 @@ def test_half_a_beam_takes_the_rest_from_the_device(
     assert config.beam == BeamShape(*shape)
 
 
+@pytest.mark.parametrize(
+    ("options", "thinking"), [([], None), (["--thinking"], True), (["--no-thinking"], False)]
+)
+@pytest.mark.parametrize("compare", [[], ["--compare"]])
+def test_thinking_reaches_the_template(
+    run: Run, library: FakeLibrary, options: list[str], thinking: bool | None, compare: list[str]
+) -> None:
+    run(*ASK, *options, *compare)
+    prompt = library.chat_prompt(None, "Hi", thinking=thinking)  # type: ignore[arg-type]
+    assert {tuple(asked) for asked, _ in library.runs} == {tuple(prompt)}
+
+
+@pytest.mark.parametrize("option", ["--thinking", "--no-thinking"])
+def test_raw_prompt_has_no_switch(run: Run, library: FakeLibrary, option: str) -> None:
+    result = run(*ASK, "--raw", option)
+    assert result.exit_code == 2
+    assert f"Invalid value for {option}: a raw prompt has no template" in result.stderr
+    assert library.loads == []
+
+
+def test_prompt_that_is_read_in_parts_is_answered(run: Run, library: FakeLibrary) -> None:
+    library.prefill = (30, 60)
+    result = run(*ASK)
+    assert result.stdout == "Hello there!\n"
+    assert "Reading" not in result.stderr
+
+
 def test_no_drafter(run: Run, library: FakeLibrary) -> None:
     run(*ASK, "--no-drafter")
     assert library.loads[0]["drafter"] is None

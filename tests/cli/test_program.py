@@ -128,6 +128,8 @@ def test_value_out_of_range_is_refused_before_loading(
     assert is_one_line(result.stderr)
     assert result.stdout == ""
     assert library.loads == []
+    if option not in ("--stop", "--system"):
+        assert result.stderr.startswith(f"redrafter-mlx: {option} is {value}")
 
 
 @pytest.mark.parametrize(

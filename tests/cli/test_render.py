@@ -36,7 +36,8 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_no_control_character_reaches_a_terminal() -> None:
+def test_no_control_character_reaches_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
     with terminal() as shown, render.AnswerWriter() as writer:
         for code in range(0x180):
             writer.write(chr(code))
@@ -97,6 +98,50 @@ def test_progress_is_wiped_off(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_progress_is_for_terminals(capsys: pytest.CaptureFixture[str]) -> None:
     with render.progress("Loading"):
         pass
+    assert capsys.readouterr() == ("", "")
+
+
+def test_answer_on_a_terminal_breaks_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "11")
+    pieces = ["Hello", " there", ", you", " all", "\n", "```\n", "a  long line of code", "\n```"]
+    with terminal() as shown, render.AnswerWriter() as writer:
+        for piece in pieces:
+            writer.write(piece)
+    assert shown.getvalue() == "Hello\nthere, you\nall\n```\na  long line of code\n```\n"
+
+
+def test_answer_that_breaks_off_shows_what_was_held_back() -> None:
+    with terminal() as shown, pytest.raises(ValueError), render.AnswerWriter() as writer:
+        writer.write("a wor")
+        raise ValueError
+    assert shown.getvalue() == "a wor\n"
+
+
+def test_progress_of_a_prompt_waits_and_is_wiped_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law: what is shown in the end is the answer alone, and a quick prompt shows nothing."""
+    now = 100.0
+    monkeypatch.setattr(render.time, "monotonic", lambda: now)
+    with terminal() as shown, render.PromptProgress() as progress:
+        progress.show(1, 3)
+        progress.clear()
+        assert shown.getvalue() == ""
+        now += render.PromptProgress.PATIENCE_SECONDS
+        progress.show(2, 3)
+        assert shown.getvalue() == "\rReading the prompt: 66 %"
+        progress.clear()
+        progress.clear()
+        wiped = "\r" + " " * 24 + "\r"
+        assert shown.getvalue() == "\rReading the prompt: 66 %" + wiped
+        progress.show(3, 3)
+    assert shown.getvalue().endswith("100 %\r" + " " * 25 + "\r")
+
+
+def test_progress_of_a_prompt_is_for_terminals(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(render.PromptProgress, "PATIENCE_SECONDS", 0.0)
+    with render.PromptProgress() as progress:
+        progress.show(1, 2)
     assert capsys.readouterr() == ("", "")
 
 

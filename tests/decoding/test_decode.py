@@ -223,3 +223,29 @@ def test_a_decode_begun_in_one_thread_is_continued_in_another(shape):
         worker.start()
         worker.join()
     assert tokens == expected
+
+
+@pytest.mark.parametrize("size", [1, 8, 9, 16, 17, 30])
+def test_a_long_prompt_is_told_between_its_chunks(monkeypatch, size):
+    """Law: told or stopped, the cache holds whole chunks and the text is the same."""
+    monkeypatch.setattr("redrafter_mlx.decoding.decode.PREFILL_STEP", 8)
+    model, prompt = toy_model(toy_target()), [3 + place % 40 for place in range(size)]
+    config, kv_cache = GenerationConfig(max_tokens=5), model.target.make_kv_cache()
+    expected = answer(model, config, prompt)
+    told = []
+
+    def tell(num_read, num_tokens):
+        assert kv_cache.offset == num_read
+        assert num_tokens == size
+        told.append(num_read)
+        return num_read != 16
+
+    stats = DecodeStats()
+    tokens = list(decode(model, kv_cache, prompt, config, stats, tell))
+    is_stopped = size > 16
+    assert told == [read for read in (8, 16) if read < size]
+    assert tokens == ([] if is_stopped else expected)
+    assert kv_cache.offset == (16 if is_stopped else size + 4)
+    again = DecodeStats()
+    assert list(decode(model, kv_cache, prompt, config, again, lambda *counts: None)) == expected
+    assert again.cached_tokens == (16 if is_stopped else size - 1)

@@ -17,8 +17,9 @@ from redrafter_mlx.loading.drafter import load_drafter
 from redrafter_mlx.loading.modules import compute_dtype
 from redrafter_mlx.loading.target import identify, load_target
 from redrafter_mlx.models.drafter import RecurrentDrafter
+from redrafter_mlx.text import render_text, require_thinking_switch
 from redrafter_mlx.weights import load_tensors, save_tensors, write_json
-from tests.small_tokenizers import CHATML, byte_level
+from tests.small_tokenizers import CHATML, SWITCHED_THINKING, byte_level
 from tests.toy import randomize, toy_target
 
 SETTINGS = {
@@ -315,6 +316,44 @@ def test_a_chat_template_in_a_file_of_its_own_is_read(tmp_path):
     assert not loading.load_tokenizer(tmp_path).chat_template
     (tmp_path / "chat_template.jinja").write_text(CHATML)
     assert loading.load_tokenizer(tmp_path).chat_template == CHATML
+
+
+def test_of_several_templates_the_default_one_is_taken(tmp_path):
+    """As a list in tokenizer_config.json, and as files of their own."""
+    named = {"tool_use": "{{ raise_exception('tools') }}", "default": SWITCHED_THINKING}
+    tokenizer = byte_level()
+    tokenizer.save_pretrained(str(tmp_path / "list"))
+    settings = json.loads((tmp_path / "list" / "tokenizer_config.json").read_text())
+    templates = [{"name": name, "template": template} for name, template in named.items()]
+    write_json(tmp_path / "list" / "tokenizer_config.json", settings | {"chat_template": templates})
+    tokenizer.save_pretrained(str(tmp_path / "files"))
+    (tmp_path / "files" / "chat_template.jinja").write_text(named["default"])
+    (tmp_path / "files" / "additional_chat_templates").mkdir()
+    extra = tmp_path / "files" / "additional_chat_templates" / "tool_use.jinja"
+    extra.write_text(named["tool_use"])
+    for folder in ("list", "files"):
+        loaded = loading.load_tokenizer(tmp_path / folder)
+        assert loaded.chat_template == named
+        text = render_text(loaded, [{"role": "user", "content": "Hi"}], thinking=False)
+        assert text.endswith("<think>\n\n</think>\n\n")
+        require_thinking_switch(loaded)
+
+
+@pytest.mark.parametrize(("dtype", "is_slow"), [("auto", 0), ("float32", 0), ("bfloat16", 1)])
+def test_a_dtype_that_is_slow_on_a_cpu_is_told(loadable, dtype, is_slow):
+    is_slow = is_slow and mx.default_device().type == mx.cpu
+    notices = loading.load(loadable, drafter=None, dtype=dtype).notices
+    assert ["very slow on a CPU" in notice for notice in notices] == [True] * is_slow
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_what_is_stored_decides_whether_it_is_slow(loadable, decoder, bits):
+    if bits:
+        nn.quantize(decoder, group_size=32, bits=bits)
+        write_target(loadable, decoder, {"quantization": {"group_size": 32, "bits": bits}})
+    is_slow = bool(bits) and mx.default_device().type == mx.cpu
+    notices = loading.load(loadable, drafter=None, dtype="stored").notices
+    assert ["very slow" in notice for notice in notices] == [True] * is_slow
 
 
 def test_a_folder_without_a_tokenizer_is_refused_with_the_reason(tmp_path, decoder):
