@@ -20,7 +20,9 @@ from redrafter_mlx.models.decoder import Decoder
 from redrafter_mlx.models.drafter import Drafter
 from redrafter_mlx.models.kv_cache import KVCache
 
-PREFILL_STEP = 512
+GPU_PREFILL_STEP = 512
+# Each chunk is what Ctrl-C waits for, and smaller ones cost a CPU nothing.
+CPU_PREFILL_STEP = 128
 
 # Called between the chunks of a prompt with the tokens that are read and their number in
 # all, those that the cache held left out; where it returns False, reading ends there.
@@ -144,6 +146,11 @@ def most_tokens(max_tokens: int, num_prompt_tokens: int, max_positions: int) -> 
     return min(max_tokens, max_positions - num_prompt_tokens)
 
 
+def prefill_step() -> int:
+    """Return how many tokens of a prompt are run at once."""
+    return GPU_PREFILL_STEP if mx.default_device().type == mx.gpu else CPU_PREFILL_STEP
+
+
 def _prefill(
     target: Decoder, kv_cache: KVCache, prompt: Sequence[int], on_prefill: OnPrefill | None
 ) -> mx.array | None:
@@ -153,12 +160,13 @@ def _prefill(
         The last hidden state, (1, hidden_size); ``None`` where ``on_prefill`` ended it.
     """
     tokens = mx.array(np.asarray(prompt, np.int32))
-    for start in range(0, len(prompt), PREFILL_STEP):
+    step = prefill_step()
+    for start in range(0, len(prompt), step):
         if start > 0:
             mx.eval(kv_cache.arrays)
             if on_prefill is not None and on_prefill(start, len(prompt)) is False:
                 return None
-        chunk = tokens[start : start + PREFILL_STEP]
+        chunk = tokens[start : start + step]
         hidden = target(chunk, kv_cache)
         kv_cache.commit(range(chunk.shape[0]))
     return hidden[-1:]

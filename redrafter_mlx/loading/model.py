@@ -76,9 +76,8 @@ def load(
     """
     name = str(name_or_path)
     folder = resolve_model(name, revision=revision, quantization=quantization, watch=watch)
-    drafter_folder = find_drafter(name, folder) if drafter == "auto" else drafter
     with _told_how_to_repair(folder):
-        need = memory_need(folder, drafter_folder and Path(drafter_folder), dtype)
+        need = memory_need(folder, _drafter_folder(name, folder, drafter), dtype)
     notices = check_memory(name, need, MachineMemory.of_this_machine())
     with _told_how_to_repair(folder):
         target, tokenizer = load_target(folder, dtype), load_tokenizer(folder)
@@ -143,7 +142,8 @@ def eos_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
 
 def _dtype_notice(target: Decoder, dtype: str) -> tuple[str, ...]:
     """Warn of what a CPU can do but not in good time."""
-    kinds = {tensor.dtype for _, tensor in tree_flatten(target.parameters())}
+    parameters: dict[str, mx.array] = dict(tree_flatten(target.parameters()))
+    kinds = {tensor.dtype for tensor in parameters.values()}
     if dtype == "auto" or mx.default_device().type == mx.gpu or kinds == {mx.float32}:
         return ()
     return (f"--dtype {dtype} is very slow on a CPU, about 0.2 tokens/s for SmolLM2-135M.",)
@@ -159,6 +159,12 @@ def _template_notice(name: str, tokenizer: Any) -> tuple[str, ...]:
 class _FoundDrafter:
     drafter: Drafter | None
     notices: tuple[str, ...] = ()
+
+
+def _drafter_folder(name: str, folder: Path, wanted: str | Path | None) -> Path | None:
+    if wanted == "auto":
+        return find_drafter(name, folder)
+    return None if wanted is None else Path(wanted)
 
 
 def _find_drafter(

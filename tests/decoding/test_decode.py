@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from redrafter_mlx.config import BeamShape, GenerationConfig, SamplingConfig
-from redrafter_mlx.decoding.decode import PREFILL_STEP, decode
+from redrafter_mlx.decoding.decode import decode, prefill_step
 from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.errors import PromptError
 from tests.toy import Oracle, toy_drafter, toy_model, toy_target
 
 PROMPT = [7, 3, 9, 1, 22]
 SHAPES = [BeamShape(*shape) for shape in [(1, 2), (1, 5), (2, 3), (3, 4), (8, 8), (50, 3)]]
+STEP = prefill_step()
 SAMPLED = SamplingConfig(temperature=0.8, top_p=0.95, seed=5)
 
 
@@ -175,7 +176,7 @@ def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers():
         answer(toy_model(target), prompt=[])
 
 
-@pytest.mark.parametrize("size", [PREFILL_STEP - 1, PREFILL_STEP, 2 * PREFILL_STEP + 3])
+@pytest.mark.parametrize("size", [STEP - 1, STEP, 2 * STEP + 3])
 def test_a_long_prompt_is_prefilled_in_chunks_to_the_same_text(size):
     target = toy_target(max_positions=2048)
     prompt = mx.random.randint(0, 50, (size,), key=mx.random.key(0)).tolist()
@@ -228,7 +229,7 @@ def test_a_decode_begun_in_one_thread_is_continued_in_another(shape):
 @pytest.mark.parametrize("size", [1, 8, 9, 16, 17, 30])
 def test_a_long_prompt_is_told_between_its_chunks(monkeypatch, size):
     """Law: told or stopped, the cache holds whole chunks and the text is the same."""
-    monkeypatch.setattr("redrafter_mlx.decoding.decode.PREFILL_STEP", 8)
+    monkeypatch.setattr("redrafter_mlx.decoding.decode.prefill_step", lambda: 8)
     model, prompt = toy_model(toy_target()), [3 + place % 40 for place in range(size)]
     config, kv_cache = GenerationConfig(max_tokens=5), model.target.make_kv_cache()
     expected = answer(model, config, prompt)

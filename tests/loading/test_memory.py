@@ -49,7 +49,7 @@ def write_model(folder: Path, changes: dict[str, Any], *, is_quantized: bool = F
     decoder = Decoder(TargetConfig.from_dict(settings), is_tied=False)
     decoder.set_dtype(mx.float16)
     if is_quantized:
-        nn.quantize(decoder, **QUANTIZED)
+        nn.quantize(decoder, group_size=64, bits=4)
         settings = settings | {"quantization": QUANTIZED}
     write_json(folder / "config.json", settings)
     save_tensors(folder / "model.safetensors", dict(tree_flatten(decoder.parameters())))
@@ -160,14 +160,15 @@ def test_the_machine_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 def write_huge(folder: Path, name: str = "model.norm.weight") -> Path:
     """Write a model whose file claims 2**43 bytes, nearly all of them a hole."""
     shape = [2**20, 2**21]
-    entry = {"dtype": "F32", "shape": shape, "data_offsets": [0, 4 * shape[0] * shape[1]]}
+    num_bytes = 4 * shape[0] * shape[1]
+    entry = {"dtype": "F32", "shape": shape, "data_offsets": [0, num_bytes]}
     header = json.dumps({name: entry}).encode()
     folder.mkdir()
     write_json(folder / "config.json", SETTINGS)
     path = folder / "model.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header)
     try:
-        os.truncate(path, path.stat().st_size + entry["data_offsets"][1])
+        os.truncate(path, path.stat().st_size + num_bytes)
     except OSError:
         pytest.skip("the file system has no files as large")
     return folder
