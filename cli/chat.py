@@ -138,8 +138,10 @@ class Session:
         with render.AnswerWriter() as writer, render.PromptProgress() as progress:
 
             def on_prefill(num_read: int, num_tokens: int) -> bool:
+                if self.interrupt.is_requested:
+                    return False
                 progress.show(num_read, num_tokens)
-                return not self.interrupt.is_requested
+                return True
 
             with closing(self.conversation.ask(text, on_prefill=on_prefill)) as chunks:
                 for last in chunks:
