@@ -16,7 +16,6 @@ from redrafter_mlx.cli.options import (
     check_bits,
     quantization,
 )
-from redrafter_mlx.errors import CheckpointError
 
 if TYPE_CHECKING:
     from redrafter_mlx.loading.watch import Watch
@@ -135,8 +134,9 @@ def convert(
     from redrafter_mlx.convert.kind import SourceKind, kind_of
     from redrafter_mlx.loading.hub import find_source
     from redrafter_mlx.loading.watch import Watch
+    from redrafter_mlx.weights import require_free
 
-    _require_free(folders.out)
+    require_free(folders.out)
     with render.progress(f"Converting {folders.source} ...") as activity:
         watch = Watch(activity.note, activity.progress)
         source = find_source(folders.source, folders.revision, watch)
@@ -147,14 +147,6 @@ def convert(
             lines = _convert_target(source, folders, weights, watch)
     for line in lines:
         render.line(line)
-
-
-def _require_free(folder: Path) -> None:
-    """Refuse what exists before anything slow; writing refuses it, too."""
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise CheckpointError(
-            f"{folder} exists and is not an empty folder; choose another or remove it."
-        )
 
 
 def _convert_drafter(
