@@ -209,7 +209,7 @@ def test_a_refusal_for_size_does_not_tell_to_remove_the_models_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_model(tmp_path / "model", {})
-    monkeypatch.setattr(loading, "resolve_model", lambda name: folder)
+    monkeypatch.setattr(loading, "resolve_model", lambda name, **_: folder)
     monkeypatch.setattr(MachineMemory, "of_this_machine", lambda: MachineMemory(5, None))
     with pytest.raises(CheckpointError, match="smollm2-135m needs about") as refused:
         loading.load("smollm2-135m")
