@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from redrafter_mlx.config import Quantization
@@ -131,7 +132,7 @@ def _wheel_model(
     if is_complete(folder):
         return folder
     source = find_wheel_file(name)
-    convert_once(folder, origin, lambda out: convert_gguf(source, out))
+    _make(folder, origin, lambda out: convert_gguf(source, out), watch)
     return folder
 
 
@@ -174,7 +175,6 @@ def _converted(source: Path, origin: Origin, watch: Watch) -> Path:
         return folder
     if origin.quantization is not None:
         refuse_quantized(source, origin.name)
-    watch.note(f"Converting {origin.label} once, into {folder}")
     options = TargetOptions(
         quantization=origin.quantization, chat_template=chat_template_of(origin.name)
     )
@@ -183,9 +183,14 @@ def _converted(source: Path, origin: Origin, watch: Watch) -> Path:
         for line in convert_target(source, out, options, watch.progress).notes:
             watch.note(line)
 
+    _make(folder, origin, convert, watch)
+    return folder
+
+
+def _make(folder: Path, origin: Origin, convert: Callable[[Path], object], watch: Watch) -> None:
+    watch.note(f"Converting {origin.label} once, into {folder}")
     convert_once(folder, origin, convert)
     watch.note(f"Converted {origin.label}: {size_text(folder)}")
-    return folder
 
 
 def _refuse_revision(name: str, revision: str | None) -> None:
