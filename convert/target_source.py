@@ -79,7 +79,7 @@ def open_tensors(folder: Path) -> Iterator[dict[str, SourceTensor]]:
 
 
 def _torch_runs(tensor: TorchTensor) -> Iterator[Rows]:
-    num_rows = tensor.shape[0]
+    num_rows = tensor.shape[0] if tensor.shape else 1
     for run in row_runs(num_rows, tensor.num_bytes // max(1, num_rows)):
         yield tensor.rows(run)
         tensor.release()

@@ -32,8 +32,7 @@ _MAX_DIMENSIONS = 8
 _MAX_SIZE = 2**31 - 1  # MLX keeps a shape in int32
 _LEFTOVER_SECONDS = 24 * 3600
 _ITEM_BYTES = {
-    "BOOL": 1, "U8": 1, "I8": 1,
-    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
     "U32": 4, "I32": 4, "F32": 4,
     "U64": 8, "I64": 8,
 }  # fmt: skip
@@ -92,9 +91,8 @@ def load_tensors(path: Path | str) -> dict[str, mx.array]:
         shard = _load_file(path / name)
         _refuse_names(tensors.keys() & shard.keys(), "is twice in", path)
         tensors |= shard
-    _refuse_names(
-        index.keys() - tensors.keys(), f"is in {INDEX_FILE} but not in the files of", path
-    )
+    missing = index.keys() - tensors.keys()
+    _refuse_names(missing, f"is in {INDEX_FILE} but not in the files of", path)
     return tensors
 
 
@@ -124,7 +122,7 @@ def new_folder(path: Path | str) -> Iterator[Path]:
     path = Path(path).resolve()
     _remove_leftovers(path)
     require_free(path)
-    partial = path.with_name(f"{path.name}.partial-{secrets.token_hex(4)}")
+    partial = partial_name(path)
     try:
         with _refusing(_unwritable, partial):
             partial.mkdir(parents=True)
@@ -135,6 +133,11 @@ def new_folder(path: Path | str) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def partial_name(path: Path) -> Path:
+    """Return a free sibling's name by which ``new_folder`` knows a folder as left over."""
+    return path.with_name(f"{path.name}.partial-{secrets.token_hex(4)}")
 
 
 def require_free(path: Path | str) -> None:
@@ -257,9 +260,7 @@ def _parse_object(data: bytes, where: str) -> dict[str, Any]:
     try:
         values = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{where} is not valid JSON ({error}); get the file again."
-        ) from error
+        raise CheckpointError(f"{where} is not valid JSON ({error}); get it again.") from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{where} is not a JSON object; check that it is the right file.")
     return values

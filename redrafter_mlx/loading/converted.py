@@ -80,7 +80,8 @@ def conversion_folder(origin: Origin, version: int = CONVERTER_VERSION) -> Path:
     if origin.revision:
         key += f"@{quote(origin.revision, safe='')}"
     if origin.quantization:
-        key += f"-q{origin.quantization.bits}g{origin.quantization.group_size}"
+        # Like the "@", a "+" is in no name and no quoted revision: no other model's key ends so.
+        key += f"+q{origin.quantization.bits}g{origin.quantization.group_size}"
     return models_folder() / f"{key}-v{version}"
 
 

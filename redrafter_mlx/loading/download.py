@@ -162,7 +162,10 @@ def _local(repository: str, revision: str | None) -> Path | None:
         return None
     folder = Path(place).parent
     names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-    files = needed_files(names, repository)
+    try:
+        files = needed_files(names, repository)
+    except CheckpointError:  # it may have weights that nobody has downloaded
+        return None
     indexed = [read_index(folder, name).values() for name in files if name.endswith(INDEX_ENDING)]
     _check_all_there(folder, sorted({name for index in indexed for name in index}))
     return folder

@@ -27,6 +27,7 @@ from redrafter_mlx.loading.known import (
     repository_of,
     short_name,
 )
+from redrafter_mlx.weights import partial_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ def remove(model: CachedModel) -> None:
         _refuse_drafter(revision.snapshot_path)
     try:
         for entry in model.conversions:
-            shutil.rmtree(entry.folder)
+            _remove_folder(entry.folder)
         if revisions:
             _forget_downloads(repository_of(model.name))
             cache = _scan()
@@ -128,6 +129,13 @@ def remove(model: CachedModel) -> None:
             f"{error.filename or model.name} cannot be removed ({error.strerror or error}); check "
             "its permissions."
         ) from error
+
+
+def _remove_folder(folder: Path) -> None:
+    """Take its name away first: interrupted, what is left is a leftover and no model."""
+    partial = partial_name(folder)
+    folder.rename(partial)
+    shutil.rmtree(partial)
 
 
 def _forget_downloads(repository: str) -> None:
@@ -194,12 +202,14 @@ def _revisions(repository: str) -> list[Any]:
 
 
 def _repositories() -> list[Any]:
+    """Return huggingface_hub's entry of each repository that this program can load."""
     from huggingface_hub import CacheNotFound
 
     try:
-        return [entry for entry in _scan().repos if entry.repo_type == "model"]
+        found = _scan().repos
     except CacheNotFound:
         return []
+    return [entry for entry in found if entry.repo_type == "model" and is_repository(entry.repo_id)]
 
 
 def _scan() -> Any:

@@ -15,7 +15,9 @@ from redrafter_mlx.convert.target import TargetOptions, convert_target
 from redrafter_mlx.errors import CheckpointError, ConfigError
 from redrafter_mlx.weights import load_tensors, save_tensors, write_json
 from tests.convert.tiny_target import (
+    EMBEDDING,
     GATE,
+    HEAD,
     NORM,
     UP,
     Tensors,
@@ -194,6 +196,16 @@ def test_files_that_do_not_go_together_are_refused(
     source = write_target(tmp_path / "source", tensors_of())
     spoil_files(source)
     assert message in refuse(source)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_a_head_and_an_embedding_without_rows_are_refused(tmp_path: Path, kind: str) -> None:
+    tensors = tensors_of() | dict.fromkeys((HEAD, EMBEDDING), mx.array(1.0))
+    source = write_target(tmp_path / "source", tensors, tie_word_embeddings=True)
+    if kind == "bin":
+        no_weights(source)
+        save_torch(source / "pytorch_model.bin", tensors)
+    assert f"{EMBEDDING!r} has shape (), by config.json it is (96, 64)" in refuse(source)
 
 
 def test_a_file_that_is_no_gguf_and_a_path_that_is_none_are_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from redrafter_mlx.loading.converted import Origin, conversion_folder
 from redrafter_mlx.loading.download import fetch
 from redrafter_mlx.loading.inventory import CachedModel, find_cached, list_models, remove
 from redrafter_mlx.loading.known import KNOWN_NAMES
-from redrafter_mlx.weights import write_json
+from redrafter_mlx.weights import new_folder, write_json
 from tests.hub_server import HubServer, serve_hub, use_hub
 
 VICUNA = "lmsys/vicuna-7b-v1.3"
@@ -154,6 +155,38 @@ def test_what_is_not_cached_cannot_be_removed(cache: Path, name: str) -> None:
     with pytest.raises(CheckpointError, match="The cache holds nothing of"):
         find_cached(name)
     assert kept.is_dir()
+
+
+def test_a_repository_of_another_program_without_an_organisation_is_left_alone(
+    tmp_path: Path,
+) -> None:
+    """The Hub's oldest names have no slash; this program downloads none of them."""
+    snapshot = tmp_path / "hub" / "models--gpt2" / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_bytes(bytes(999))
+    with pytest.raises(CheckpointError, match="The cache holds nothing of gpt2"):
+        find_cached("gpt2")
+    assert "gpt2" not in by_name()
+
+
+def test_an_interrupted_removal_leaves_nothing_that_is_taken_for_a_model(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a model would be loaded; what is left goes as an interrupted conversion's does."""
+
+    def interrupt(folder: Path) -> None:
+        (Path(folder) / "model.safetensors").unlink()
+        raise KeyboardInterrupt
+
+    folder = write_conversion(Origin("vicuna-7b"))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", interrupt)
+        remove(find_cached("vicuna-7b"))
+    assert not folder.exists()
+    (left,) = (cache / "models").iterdir()
+    os.utime(left, (0, 0))
+    with new_folder(folder):
+        assert not left.exists()
 
 
 def test_a_folder_of_the_users_own_among_the_conversions_is_left_alone(cache: Path) -> None:
