@@ -16,6 +16,7 @@ from redrafter_mlx.cli.options import (
     check_bits,
     quantization,
 )
+from redrafter_mlx.sizes import readable_size
 
 if TYPE_CHECKING:
     from redrafter_mlx.loading.watch import Watch
@@ -170,7 +171,6 @@ def _convert_target(
 ) -> list[str]:
     from redrafter_mlx.convert.target import TargetOptions, convert_target
     from redrafter_mlx.loading.hub import chat_template_of
-    from redrafter_mlx.loading.watch import readable_size
 
     options = TargetOptions(
         dtype=weights.dtype,

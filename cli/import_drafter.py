@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from redrafter_mlx.cli import render
 from redrafter_mlx.config import DrafterConfig, Quantization
+from redrafter_mlx.sizes import readable_size
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -115,7 +116,7 @@ def summary(folder: Path, config: DrafterConfig, notes: Sequence[str]) -> list[s
     if config.draft_vocab_size is not None:
         vocabulary += f" cut to {config.draft_vocab_size}"
     lines = [
-        f"{folder}: {num_bytes / 1e6:.1f} MB",
+        f"{folder}: {readable_size(num_bytes)}",
         f"hidden_size {config.hidden_size}, exit_dim {config.exit_dim}, {blocks}, {vocabulary}",
         _head_line(config),
     ]

@@ -10,6 +10,7 @@ import typer
 
 from redrafter_mlx.cli import render
 from redrafter_mlx.cli.options import ProgramOptions
+from redrafter_mlx.sizes import readable_size
 
 if TYPE_CHECKING:
     from redrafter_mlx.loading.inventory import CachedModel, Conversion
@@ -57,7 +58,9 @@ def _summary(entry: CachedModel) -> str:
     drafter = "with a drafter" if entry.drafter else "no drafter"
     if not entry.num_bytes:
         return f"not cached, {drafter}"
-    downloaded = f"downloaded {_size(entry.downloaded_bytes)}, " if entry.downloaded_bytes else ""
+    downloaded = (
+        f"downloaded {readable_size(entry.downloaded_bytes)}, " if entry.downloaded_bytes else ""
+    )
     copies = len(entry.conversions)
     converted = f"converted {render.counted(copies, 'time')}, " if copies else ""
     return f"{downloaded}{converted}{drafter}"
@@ -65,7 +68,7 @@ def _summary(entry: CachedModel) -> str:
 
 def _conversion_line(conversion: Conversion) -> str:
     variant = conversion.origin.label.removeprefix(conversion.origin.name).strip(" ,")
-    size = _size(conversion.num_bytes)
+    size = readable_size(conversion.num_bytes)
     return f"{', '.join(part for part in (size, variant) if part)}: {conversion.folder}"
 
 
@@ -79,11 +82,11 @@ def _remove(name: str, *, is_sure: bool) -> None:
     found = find_cached(name)
     for line in _contents(found):
         render.note(line)
-    if not is_sure and not render.confirm(f"Remove {_size(found.num_bytes)}?"):
+    if not is_sure and not render.confirm(f"Remove {readable_size(found.num_bytes)}?"):
         render.note("Nothing was removed")
         raise typer.Exit(1)
     remove(found)
-    render.line(f"Removed {_size(found.num_bytes)} of {found.name}")
+    render.line(f"Removed {readable_size(found.num_bytes)} of {found.name}")
 
 
 def _has_terminal() -> bool:
@@ -97,15 +100,9 @@ def _contents(found: CachedModel) -> list[str]:
     lines = [_conversion_line(entry) for entry in found.conversions]
     if found.downloaded_bytes:
         lines.append(
-            f"{_size(found.downloaded_bytes)}: {repository_of(found.name)} in the Hugging Face "
-            "cache, which other programs may use"
+            f"{readable_size(found.downloaded_bytes)}: {repository_of(found.name)} in the Hugging "
+            "Face cache, which other programs may use"
         )
     if found.own_drafter:
         lines.append(f"Your drafter stays: {found.own_drafter}")
     return lines
-
-
-def _size(num_bytes: int) -> str:
-    from redrafter_mlx.loading.watch import readable_size
-
-    return readable_size(num_bytes)

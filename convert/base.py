@@ -1,4 +1,4 @@
-"""A base model from a GGUF file of the architecture ``llama``, in mlx-lm's folder layout."""
+"""A target from a GGUF file of the architecture ``llama``, in mlx-lm's folder layout."""
 
 from __future__ import annotations
 
@@ -45,9 +45,6 @@ from redrafter_mlx.convert.tensor_job import TensorJob, float_job, is_divisible
 from redrafter_mlx.errors import CheckpointError
 from redrafter_mlx.models.target_config import TargetConfig
 from redrafter_mlx.weights import write_json
-
-# Raise it when a folder converted before is no longer what would be written now.
-GGUF_CONVERTER_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)

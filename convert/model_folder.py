@@ -15,6 +15,7 @@ from redrafter_mlx.convert.target_options import ConvertedTarget
 from redrafter_mlx.convert.tensor_job import TensorJob
 from redrafter_mlx.errors import CheckpointError, ConfigError
 from redrafter_mlx.safetensors_writer import ModelWriter
+from redrafter_mlx.sizes import readable_size
 from redrafter_mlx.weights import new_folder, write_json
 
 OnProgress = Callable[[int, int], None]
@@ -121,13 +122,6 @@ def _require_room(folder: Path, out: Path | str, num_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if num_bytes > free:
         raise CheckpointError(
-            f"{out} needs {shown_bytes(num_bytes)} and {shown_bytes(free)} are free there; make "
-            "room or choose another disk."
+            f"{out} needs {readable_size(num_bytes)} and {readable_size(free)} are free there; "
+            "make room or choose another disk."
         )
-
-
-def shown_bytes(num_bytes: int) -> str:
-    """Return a size in GB or MB, each a power of 1000."""
-    if num_bytes >= 1e9:
-        return f"{num_bytes / 1e9:.1f} GB"
-    return f"{num_bytes / 1e6:.1f} MB"

@@ -19,7 +19,7 @@ PACKAGE = "redrafter_mlx"
 # From the ground up; a name stands for a module, or for every module of a folder that is
 # not named itself. Imports run down, or along a floor where that makes no cycle.
 FLOORS = (
-    ("errors", "config"),
+    ("errors", "config", "sizes"),
     (
         "weights",
         "safetensors_writer",
@@ -44,7 +44,7 @@ FOLDERS_AT_THE_ROOT = frozenset({"cli", "convert", "bench"})
 SLOW_TO_IMPORT = frozenset(
     {"mlx_lm", "transformers", "tokenizers", "huggingface_hub", "rich", "torch", "matplotlib"}
 )
-WITHOUT_MLX = ("errors", "config", "decoding.stats")
+WITHOUT_MLX = ("errors", "config", "sizes", "decoding.stats")
 MAX_FUNCTION_LINES = 50
 MAX_FILE_LINES = 300
 

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from redrafter_mlx.config import Quantization
 from redrafter_mlx.errors import CheckpointError, ConfigError, ReDrafterError
 from redrafter_mlx.loading.known import cache_folder
-from redrafter_mlx.loading.watch import readable_size
+from redrafter_mlx.sizes import readable_size
 from redrafter_mlx.weights import read_json, write_json
 
 # Raise it when a folder converted before is no longer what would be written now.
@@ -73,7 +73,7 @@ def is_conversion(folder: Path) -> bool:
     return folder.parent == models_folder() and FOLDER_NAME.fullmatch(folder.name) is not None
 
 
-def conversion_folder(origin: Origin, version: int = CONVERTER_VERSION) -> Path:
+def conversion_folder(origin: Origin) -> Path:
     """Return where the conversion of a model lies, or would lie."""
     name = origin.name
     key = _path_key(Path(name)) if os.path.isabs(name) else name.replace("/", "--")
@@ -82,7 +82,7 @@ def conversion_folder(origin: Origin, version: int = CONVERTER_VERSION) -> Path:
     if origin.quantization:
         # Like the "@", a "+" is in no name and no quoted revision: no other model's key ends so.
         key += f"+q{origin.quantization.bits}g{origin.quantization.group_size}"
-    return models_folder() / f"{key}-v{version}"
+    return models_folder() / f"{key}-v{CONVERTER_VERSION}"
 
 
 def is_complete(folder: Path) -> bool:

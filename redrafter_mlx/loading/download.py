@@ -18,7 +18,8 @@ from urllib.parse import quote
 from redrafter_mlx.errors import CheckpointError, ReDrafterError
 from redrafter_mlx.loading.hub_files import needed_files
 from redrafter_mlx.loading.known import KNOWN_NAMES, cache_folder
-from redrafter_mlx.loading.watch import SILENT, Watch, readable_size
+from redrafter_mlx.loading.watch import SILENT, Watch
+from redrafter_mlx.sizes import readable_size
 from redrafter_mlx.weights import read_index, read_json, write_json
 
 INDEX_ENDING = ".index.json"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from redrafter_mlx.config import Quantization
-from redrafter_mlx.convert.base import GGUF_CONVERTER_VERSION, convert_gguf
+from redrafter_mlx.convert.base import convert_gguf
 from redrafter_mlx.convert.kind import is_loadable
 from redrafter_mlx.convert.target import TargetOptions, convert_target
 from redrafter_mlx.errors import CheckpointError, ConfigError
@@ -128,7 +128,7 @@ def _wheel_model(
     if quantization is not None:
         raise ConfigError(f"The weights of {name} are quantised already; leave out --quantize.")
     origin = Origin(name)
-    folder = conversion_folder(origin, GGUF_CONVERTER_VERSION)
+    folder = conversion_folder(origin)
     if is_complete(folder):
         return folder
     source = find_wheel_file(name)

@@ -24,12 +24,3 @@ class Watch:
 
 
 SILENT = Watch()
-
-
-def readable_size(num_bytes: float) -> str:
-    """Return a size in decimal units: "98 MB", "13.5 GB"."""
-    for unit in ("B", "kB", "MB"):
-        if num_bytes < 999.5:
-            return f"{num_bytes:.0f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} GB"

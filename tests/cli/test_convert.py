@@ -52,7 +52,7 @@ def test_import_as_it_is(run: Run, tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert result.stderr == ""
     assert result.stdout.splitlines() == [
-        f"{out}: 0.0 MB",
+        f"{out}: 20 kB",
         "hidden_size 32, exit_dim 32, 2 residual blocks, vocabulary 95",
         "head of its own; weights not quantised",
     ]

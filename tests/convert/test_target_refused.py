@@ -75,9 +75,8 @@ def test_there_must_be_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.Monk
     convert_target(source, tmp_path / "other")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=num_bytes - 100_000))
     message = refuse(source)
-    assert (
-        f"needs {num_bytes / 1e6:.1f} MB and {(num_bytes - 1e5) / 1e6:.1f} MB are free" in message
-    )
+    needed, free = round(num_bytes / 1e3), round((num_bytes - 1e5) / 1e3)
+    assert f"needs {needed} kB and {free} kB are free" in message
 
 
 def test_a_folder_that_exists_is_not_mixed_into(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from redrafter_mlx.loading.converted import (
 )
 from redrafter_mlx.loading.hub import find_drafter, resolve_model
 from redrafter_mlx.loading.target import load_target
-from redrafter_mlx.loading.watch import Watch, readable_size
+from redrafter_mlx.loading.watch import Watch
 from redrafter_mlx.weights import new_folder, read_json, save_tensors, write_json
 from tests.convert.tiny_gguf import write_tiny
 from tests.tiny_vicuna import CONFIG, tiny_target, write_tiny_vicuna
@@ -211,10 +211,3 @@ def test_what_a_folder_tells_of_its_origin_may_be_damaged(tmp_path: Path) -> Non
     for text in ("", "[]", "{}", '{"name": "x", "quantization": 5}', '{"quantization": [9, 1]}'):
         (tmp_path / "origin.json").write_text(text)
         assert read_origin(tmp_path) is None
-
-
-def test_sizes_are_read_easily() -> None:
-    sizes = [0, 999, 1000, 98_400_000, 999_600_000, 13_476_000_000]
-    assert [readable_size(size) for size in sizes] == [
-        "0 B", "999 B", "1 kB", "98 MB", "1.0 GB", "13.5 GB",
-    ]  # fmt: skip

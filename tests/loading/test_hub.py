@@ -14,7 +14,7 @@ import pytest
 
 from redrafter_mlx.config import Quantization
 from redrafter_mlx.errors import CheckpointError, ConfigError
-from redrafter_mlx.loading import hub
+from redrafter_mlx.loading import converted, hub
 from redrafter_mlx.loading.hub import (
     KNOWN_NAMES,
     cache_folder,
@@ -76,12 +76,22 @@ def test_a_known_name_is_converted_once(
 ) -> None:
     folder = resolve_model("smollm2-135m")
     assert folder.parent == cache / "models"
-    assert folder.name == f"smollm2-135m-v{hub.GGUF_CONVERTER_VERSION}"
+    assert folder.name == f"smollm2-135m-v{converted.CONVERTER_VERSION}"
     assert (folder / "config.json").is_file()
     tiny_wheel.unlink()
     assert resolve_model("smollm2-135m") == folder, "the second time needs no wheel"
-    monkeypatch.setattr(hub, "GGUF_CONVERTER_VERSION", hub.GGUF_CONVERTER_VERSION + 1)
+    monkeypatch.setattr(converted, "CONVERTER_VERSION", converted.CONVERTER_VERSION + 1)
     assert "cannot be read" in refusal("smollm2-135m"), "a new converter does not take the old"
+
+
+def test_a_new_converter_takes_no_old_copy_of_a_gguf_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wheel's GGUF file, one of the user's and any other source go by one version."""
+    source = write_tiny(tmp_path / "x.gguf")
+    first = resolve_model(source)
+    monkeypatch.setattr(converted, "CONVERTER_VERSION", converted.CONVERTER_VERSION + 1)
+    assert resolve_model(source) != first
 
 
 def test_an_interrupted_conversion_is_done_again(

@@ -1,0 +1,12 @@
+"""Numbers of bytes as a user reads them."""
+
+from __future__ import annotations
+
+
+def readable_size(num_bytes: float) -> str:
+    """Return a size in decimal units: "98 MB", "13.5 GB"."""
+    for unit in ("B", "kB", "MB"):
+        if num_bytes < 999.5:
+            return f"{num_bytes:.0f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} GB"
