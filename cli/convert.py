@@ -16,12 +16,11 @@ from redrafter_mlx.cli.options import (
     check_bits,
     quantization,
 )
+from redrafter_mlx.config import FLOAT_DTYPES
 from redrafter_mlx.sizes import readable_size
 
 if TYPE_CHECKING:
     from redrafter_mlx.loading.watch import Watch
-
-FLOAT_DTYPES = ("float16", "bfloat16", "float32")
 
 
 def _check_float_dtype(dtype: str | None) -> str | None:

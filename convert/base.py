@@ -111,7 +111,7 @@ def _contents(gguf: GgufFile, config: dict[str, Any], options: TargetOptions) ->
         raise CheckpointError(f"{gguf.path} has the tensor {min(unknown)!r}, not part of a Llama.")
     TargetConfig.from_dict(config)
     if any(is_quantized(tensor) for tensor in tensors):
-        options.refuse_again(gguf.path)
+        options.refuse_requantizing(gguf.path)
     float_dtype = choose_float_dtype(tensors) if options.dtype is None else mx.float32
     jobs, bits = [], {}
     for parameter, tensor in zip(parameters, tensors, strict=True):

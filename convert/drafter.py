@@ -15,14 +15,14 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from redrafter_mlx.config import DrafterConfig, Quantization, TargetIdentity
+from redrafter_mlx.config import FLOAT_DTYPES, DrafterConfig, Quantization, TargetIdentity
 from redrafter_mlx.convert.drafter_file import (
     CONFIG_FILE,
-    FLOAT_DTYPES,
     DrafterTensors,
     linear_modules,
     read_drafter,
 )
+from redrafter_mlx.convert.float_dtypes import MLX_DTYPES
 from redrafter_mlx.convert.names import DRAFT_VOCAB, head_name
 from redrafter_mlx.convert.tied_head import find_head_scale
 from redrafter_mlx.errors import CheckpointError, ConfigError, ShapeError
@@ -211,7 +211,7 @@ def _cast(drafter: DrafterTensors, dtype: str) -> DrafterTensors:
 
 
 def _cast_tensor(name: str, tensor: mx.array, dtype: str) -> mx.array:
-    cast = tensor.astype(FLOAT_DTYPES[dtype])
+    cast = tensor.astype(MLX_DTYPES[dtype])
     if not mx.isfinite(cast).all().item():
         raise CheckpointError(
             f"{name!r} holds {mx.abs(tensor).max().item():g}, too large for {dtype}; import it in "

@@ -13,6 +13,7 @@ import numpy as np
 
 from redrafter_mlx.config import DrafterConfig
 from redrafter_mlx.convert.drafter_source import LazyTensor, open_source
+from redrafter_mlx.convert.float_dtypes import MLX_DTYPES
 from redrafter_mlx.convert.names import (
     DRAFT_VOCAB,
     count_blocks,
@@ -26,7 +27,6 @@ from redrafter_mlx.errors import CheckpointError
 from redrafter_mlx.weights import read_json
 
 CONFIG_FILE = "config.json"
-FLOAT_DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
 _TENSORRT_KEYS = {
     "redrafter_hidden_size": "hidden_size",
     "redrafter_exit_dim": "exit_dim",
@@ -203,7 +203,7 @@ def check_entries(tensors: Mapping[str, mx.array], source: Path) -> None:
     """Check every dtype, and that every entry is finite."""
     packed = {f"{name.removesuffix('.scales')}.weight" for name in tensors if ".scales" in name}
     for name, tensor in tensors.items():
-        expected: tuple[mx.Dtype, ...] = tuple(FLOAT_DTYPES.values())
+        expected: tuple[mx.Dtype, ...] = tuple(MLX_DTYPES.values())
         if name in packed:
             expected = (mx.uint32,)
         elif name == DRAFT_VOCAB:

@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from redrafter_mlx.config import Quantization
+from redrafter_mlx.convert.model_files import CHAT_TEMPLATE_FILE
 from redrafter_mlx.convert.target_options import ConvertedTarget
 from redrafter_mlx.convert.tensor_job import TensorJob
 from redrafter_mlx.errors import CheckpointError, ConfigError
@@ -19,7 +20,6 @@ from redrafter_mlx.sizes import readable_size
 from redrafter_mlx.weights import new_folder, write_json
 
 OnProgress = Callable[[int, int], None]
-CHAT_TEMPLATE_FILE = "chat_template.jinja"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
-"""Converts a target, the base model, into a folder as ``mlx_lm.convert`` writes it."""
+"""Converts a target into a folder as ``mlx_lm.convert`` writes it."""
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +13,9 @@ import mlx.core as mx
 
 from redrafter_mlx.config import Quantization
 from redrafter_mlx.convert.base import convert_gguf
+from redrafter_mlx.convert.float_dtypes import MLX_DTYPES
+from redrafter_mlx.convert.model_files import CHAT_TEMPLATE_FILES, OTHER_FILES, TOKENIZER_FILES
 from redrafter_mlx.convert.model_folder import (
-    CHAT_TEMPLATE_FILE,
     ModelContents,
     OnProgress,
     common_entry,
@@ -26,7 +26,6 @@ from redrafter_mlx.convert.output_config import output_config, wanted_dtype
 from redrafter_mlx.convert.target_modules import ModelTensors, check_tensors, model_tensors
 from redrafter_mlx.convert.target_options import (
     AS_STORED,
-    FLOAT_DTYPES,
     ConvertedTarget,
     TargetOptions,
 )
@@ -40,19 +39,17 @@ from redrafter_mlx.convert.tensor_job import (
     is_divisible,
 )
 from redrafter_mlx.errors import CheckpointError
+from redrafter_mlx.models.stored_tensors import (
+    EMBEDDING,
+    HEAD,
+    is_rotary_buffer,
+    is_unused,
+    require_head,
+)
 from redrafter_mlx.models.target_config import TargetConfig, stored_quantization
 from redrafter_mlx.weights import read_json
 
 __all__ = ["ConvertedTarget", "TargetOptions", "convert_target"]
-
-_HEAD = "lm_head.weight"
-_EMBEDDING = "model.embed_tokens.weight"
-_BUFFER = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
-_TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
-    "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
-)  # fmt: skip
-_OTHER_FILES = (CHAT_TEMPLATE_FILE, "chat_template.json", "generation_config.json")
 
 
 def convert_target(
@@ -90,7 +87,7 @@ def convert_target(
 
 @dataclass(frozen=True, slots=True)
 class _Needed:
-    """The tensors that the model uses, and a line on each that it does not."""
+    """The tensors that the model uses, and a line on each kind that it does not."""
 
     tensors: dict[str, SourceTensor]
     notes: tuple[str, ...]
@@ -108,29 +105,21 @@ def _read_settings(source: Path) -> dict[str, Any]:
 
 
 def _needed(stored: Mapping[str, SourceTensor], config: TargetConfig) -> _Needed:
-    """Leave aside precomputed rotary buffers, and the head where config.json ties it."""
-    is_tied = config.tie_word_embeddings
-    if is_tied is False and _HEAD not in stored:
-        raise CheckpointError(
-            f"config.json says tie_word_embeddings false, but the files have no {_HEAD}; "
-            "download the model again."
-        )
+    require_head(stored, config)
     notes = []
-    buffers = [name for name in stored if _BUFFER.search(name)]
-    if buffers:
-        notes.append(f"left aside: {len(buffers)} rotary buffers, which are computed anew")
-    tensors = {name: tensor for name, tensor in stored.items() if name not in buffers}
-    if is_tied and _HEAD in tensors:
-        notes.append(_head_note(tensors))
-        head = _HEAD.removesuffix("weight")
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(head)}
+    num_buffers = sum(map(is_rotary_buffer, stored))
+    if num_buffers:
+        notes.append(f"left aside: {num_buffers} rotary buffers, which are computed anew")
+    if config.tie_word_embeddings and HEAD in stored:
+        notes.append(_head_note(stored))
+    tensors = {name: tensor for name, tensor in stored.items() if not is_unused(name, config)}
     return _Needed(tensors, tuple(notes))
 
 
 def _head_note(tensors: Mapping[str, SourceTensor]) -> str:
-    note = f"left aside: {_HEAD}, which config.json ties to the embedding"
-    embedding = tensors.get(_EMBEDDING)
-    is_equal = embedding is not None and have_equal_rows(tensors[_HEAD], embedding)
+    note = f"left aside: {HEAD}, which config.json ties to the embedding"
+    embedding = tensors.get(EMBEDDING)
+    is_equal = embedding is not None and have_equal_rows(tensors[HEAD], embedding)
     return note if is_equal else f"{note}, though the two differ"
 
 
@@ -144,11 +133,11 @@ def _contents(
     is_quantized = any(name.endswith(".scales") for name in needed.tensors)
     dtype = options.mlx_dtype
     if is_quantized:
-        options.refuse_again(source)
+        options.refuse_requantizing(source)
     elif dtype is None:
-        dtype = FLOAT_DTYPES.get(wanted_dtype(settings) or "")
+        dtype = MLX_DTYPES.get(wanted_dtype(settings) or "")
     jobs = _jobs(needed.tensors, model, dtype, options.quantization)
-    is_tied = _HEAD not in needed.tensors
+    is_tied = HEAD not in needed.tensors
     values = output_config(settings, config, is_tied=is_tied, dtype=options.dtype)
     if is_quantized:
         values |= {"quantization": kept, "quantization_config": kept}
@@ -192,14 +181,14 @@ def _notes(source: Path, model: ModelTensors, quantization: Quantization | None)
         if left:
             width = quantization.group_size
             notes.append(f"not quantised: {left} matrices whose width is no multiple of {width}")
-    if not any((source / name).is_file() for name in _TOKENIZER_FILES):
+    if not any((source / name).is_file() for name in TOKENIZER_FILES):
         notes.append("no tokenizer: the source has none")
     return notes
 
 
 def _copy_others(source: Path, chat_template: str | None, folder: Path) -> None:
     """Copy the tokenizer's files and the like, and give a template where there is none."""
-    for name in (*_TOKENIZER_FILES, *_OTHER_FILES):
+    for name in (*TOKENIZER_FILES, *OTHER_FILES):
         if (source / name).is_file():
             try:
                 shutil.copyfile(source / name, folder / name)
@@ -212,7 +201,7 @@ def _copy_others(source: Path, chat_template: str | None, folder: Path) -> None:
 
 
 def _has_chat_template(source: Path) -> bool:
-    if any((source / name).is_file() for name in (CHAT_TEMPLATE_FILE, "chat_template.json")):
+    if any((source / name).is_file() for name in CHAT_TEMPLATE_FILES):
         return True
     path = source / "tokenizer_config.json"
     return path.is_file() and bool(read_json(path).get("chat_template"))

@@ -14,6 +14,8 @@ from mlx.utils import tree_flatten
 from redrafter_mlx.convert.tensor_job import SourceTensor
 from redrafter_mlx.errors import CheckpointError
 from redrafter_mlx.models.decoder import Decoder
+from redrafter_mlx.models.packing import quantization_of
+from redrafter_mlx.models.stored_tensors import HEAD
 from redrafter_mlx.models.target_config import TargetConfig
 
 
@@ -46,7 +48,7 @@ def model_tensors(
     Raises:
         CheckpointError: MLX cannot quantise a module as config.json says.
     """
-    decoder = Decoder(config, is_tied="lm_head.weight" not in stored)
+    decoder = Decoder(config, is_tied=HEAD not in stored)
     matrices = [
         f"{path}.weight"
         for path, module in decoder.named_modules()
@@ -56,14 +58,14 @@ def model_tensors(
 
     def as_stored(path: str, module: nn.Module) -> bool | dict[str, Any]:
         is_quantized = f"{path}.scales" in stored and hasattr(module, "to_quantized")
-        return _settings_of(path, quantization) if is_quantized else False
+        return quantization_of(path, quantization) if is_quantized else False
 
     try:
         nn.quantize(decoder, class_predicate=as_stored)
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise CheckpointError(
-            f"config.json says of the quantisation {dict(quantization)!r:.200}, which MLX does not "
-            f"have ({' '.join(str(error).split()):.120}); get the model again."
+            f"The model cannot be quantised as config.json says ({' '.join(str(error).split())}); "
+            "get the model again."
         ) from error
     arrays: dict[str, mx.array] = dict(tree_flatten(decoder.parameters()))
     return ModelTensors(arrays, frozenset(matrices), sum(array.size for array in plain.values()))
@@ -102,13 +104,3 @@ def _check_tensor(tensor: SourceTensor, expected: mx.array, source: Path) -> Non
             f"{source}: {tensor.name!r} holds {tensor.dtype}, not {wanted}; take the model in F16, "
             "BF16 or F32."
         )
-
-
-def _settings_of(path: str, quantization: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one module's settings: its own, or the common ones."""
-    own = quantization.get(path)
-    chosen = own if isinstance(own, Mapping) else quantization
-    group_size, bits = chosen.get("group_size"), chosen.get("bits")
-    if type(group_size) is not int or type(bits) is not int or min(group_size, bits) < 1:
-        raise ValueError(f"{path} has group_size {group_size!r} and bits {bits!r}")
-    return {"group_size": group_size, "bits": bits, "mode": chosen.get("mode", "affine")}

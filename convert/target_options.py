@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from redrafter_mlx.config import Quantization
+from redrafter_mlx.config import FLOAT_DTYPES, Quantization
+from redrafter_mlx.convert.float_dtypes import MLX_DTYPES
 from redrafter_mlx.errors import CheckpointError, ConfigError
-
-FLOAT_DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +34,10 @@ class TargetOptions:
     @property
     def mlx_dtype(self) -> mx.Dtype | None:
         """The dtype asked for, ``None`` where none is."""
-        return None if self.dtype is None else FLOAT_DTYPES[self.dtype]
+        return None if self.dtype is None else MLX_DTYPES[self.dtype]
 
-    def refuse_again(self, source: object) -> None:
-        """Refuse to quantise what is quantised.
+    def refuse_requantizing(self, source: object) -> None:
+        """Refuse to quantise weights that are quantised already.
 
         Raises:
             CheckpointError: These options ask for it.

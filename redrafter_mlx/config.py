@@ -16,6 +16,7 @@ DEFAULT_MODEL = "smollm2-135m"
 MAX_ROWS = 64
 GREEDY_TEMPERATURE = 1e-5
 DRAFTER_FORMAT_VERSION = 1
+FLOAT_DTYPES = ("float16", "bfloat16", "float32")
 DTYPES = ("auto", "stored", "float32", "float16", "bfloat16")
 
 

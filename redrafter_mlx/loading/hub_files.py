@@ -5,22 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 
+from redrafter_mlx.convert.model_files import OTHER_FILES, TOKENIZER_FILES
 from redrafter_mlx.errors import CheckpointError
 
 # Never *.py: no code of a repository runs here.
 _SETTINGS = frozenset(
     {
         "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer.model",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "vocab.json",
-        "merges.txt",
-        "chat_template.json",
-        "chat_template.jinja",
+        *TOKENIZER_FILES,
+        *OTHER_FILES,
         "drafter/config.json",
         "drafter/model.safetensors",
     }
@@ -56,7 +49,7 @@ def _weights(present: frozenset[str], repository: str) -> frozenset[str]:
         if not found:
             continue
         index = f"{whole}.index.json"
-        if index not in present:
+        if whole is None or index not in present:
             return found
         return frozenset(name for name in found if _SHARD.fullmatch(name)) | {index}
     return _gguf(sorted(name for name in present if _GGUF.fullmatch(name)), repository)

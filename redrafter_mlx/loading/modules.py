@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import product
 from typing import Any
 
 import mlx.core as mx
@@ -12,16 +11,9 @@ from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import DTYPES
 from redrafter_mlx.errors import CheckpointError, ConfigError
+from redrafter_mlx.models.packing import quantization_of
 
 Tensors = dict[str, mx.array]
-
-# The (group_size, bits) that each of MLX's modes has kernels for.
-_PACKINGS = {
-    "affine": frozenset(product((32, 64, 128), (2, 3, 4, 5, 6, 8))),
-    "mxfp4": frozenset({(32, 4)}),
-    "mxfp8": frozenset({(32, 8)}),
-    "nvfp4": frozenset({(16, 4)}),
-}
 
 
 def compute_dtype(dtype: str) -> mx.Dtype | None:
@@ -35,20 +27,6 @@ def compute_dtype(dtype: str) -> mx.Dtype | None:
     if dtype == "auto":
         return None if mx.default_device().type == mx.gpu else mx.float32
     return None if dtype == "stored" else getattr(mx, dtype)
-
-
-def quantization_of(path: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return MLX's arguments for one quantised module: its own settings, or the common ones."""
-    own = settings.get(path)
-    chosen = own if isinstance(own, Mapping) else settings
-    mode = chosen.get("mode", "affine")
-    packing = (chosen.get("group_size"), chosen.get("bits"))
-    if not isinstance(mode, str) or packing not in _PACKINGS.get(mode, ()):
-        raise CheckpointError(
-            f"{path} is quantised with mode {mode!r}, group_size {packing[0]!r} and bits "
-            f"{packing[1]!r} by config.json, which MLX has no kernel for; get the model again."
-        )
-    return {"group_size": packing[0], "bits": packing[1], "mode": mode}
 
 
 def dequantized(tensors: Tensors, settings: Mapping[str, Any], dtype: mx.Dtype) -> Tensors:

@@ -11,9 +11,9 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.config import TargetIdentity
-from redrafter_mlx.errors import CheckpointError
 from redrafter_mlx.loading.modules import Tensors, compute_dtype, dequantized, fill
 from redrafter_mlx.models.decoder import Decoder
+from redrafter_mlx.models.stored_tensors import HEAD, is_unused, require_head
 from redrafter_mlx.models.target_config import TargetConfig, stored_quantization
 from redrafter_mlx.weights import load_tensors, read_json
 
@@ -60,7 +60,7 @@ def load_target(folder: Path, dtype: str = "auto") -> Decoder:
     Arguments and errors as ``read_target``.
     """
     files = read_target(folder, dtype)
-    decoder = Decoder(files.config, is_tied="lm_head.weight" not in files.tensors)
+    decoder = Decoder(files.config, is_tied=HEAD not in files.tensors)
     decoder.fingerprint = fingerprint(files.stored)
     fill(decoder, files.tensors, files.quantization, what="model")
     return decoder
@@ -90,16 +90,5 @@ def fingerprint(tensors: Tensors) -> str:
 
 
 def _needed(tensors: Tensors, config: TargetConfig) -> Tensors:
-    """Drop precomputed rotary buffers, and the head where the configuration ties it."""
-    is_tied = config.tie_word_embeddings
-    if is_tied is False and "lm_head.weight" not in tensors:
-        raise CheckpointError(
-            "config.json says tie_word_embeddings false, but the files have no lm_head.weight; "
-            "download the model again."
-        )
-    return {
-        name: tensor
-        for name, tensor in tensors.items()
-        if not name.endswith("rotary_emb.inv_freq")
-        and not (is_tied and name.startswith("lm_head."))
-    }
+    require_head(tensors, config)
+    return {name: tensor for name, tensor in tensors.items() if not is_unused(name, config)}

@@ -174,6 +174,18 @@ def test_a_tied_head_that_is_stored_twice_is_written_once(tmp_path: Path) -> Non
     assert HEAD not in load_tensors(tmp_path / "out")
 
 
+@pytest.mark.parametrize("buffer", ["inv_freq", "cos_cached", "sin_cached"])
+def test_a_rotary_buffer_is_left_aside_by_loading_and_by_converting(
+    tmp_path: Path, buffer: str
+) -> None:
+    tensors = tensors_of() | {f"model.layers.0.self_attn.rotary_emb.{buffer}": mx.zeros((8,))}
+    source = write_target(tmp_path / "source", tensors)
+    converted = convert_target(source, tmp_path / "out")
+    assert converted.notes[0] == "left aside: 1 rotary buffers, which are computed anew"
+    for folder in (source, tmp_path / "out"):
+        assert same(load_target(folder, "stored").lm_head.weight, tensors[HEAD])
+
+
 def test_what_lies_beside_the_weights_goes_along(tmp_path: Path) -> None:
     source = write_target(tmp_path / "source", tensors_of())
     files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "generation_config.json")

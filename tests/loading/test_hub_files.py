@@ -10,7 +10,7 @@ from redrafter_mlx.loading.hub_files import needed_files
 SETTINGS = [
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer.model",
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "chat_template.jinja", "chat_template.json",
+    "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json",
 ]  # fmt: skip
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 INDEX = "model.safetensors.index.json"

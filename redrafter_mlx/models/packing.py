@@ -1,0 +1,39 @@
+"""How config.json says that a module is quantised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+from redrafter_mlx.errors import CheckpointError
+
+# The (group_size, bits) that each of MLX's modes has kernels for.
+_PACKINGS = {
+    "affine": frozenset(product((32, 64, 128), (2, 3, 4, 5, 6, 8))),
+    "mxfp4": frozenset({(32, 4)}),
+    "mxfp8": frozenset({(32, 8)}),
+    "nvfp4": frozenset({(16, 4)}),
+}
+
+
+def quantization_of(path: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return MLX's arguments for one quantised module: its own settings, or the common ones.
+
+    Args:
+        path: The module's, as in the names of its tensors.
+        settings: The ``quantization`` object of config.json.
+
+    Raises:
+        CheckpointError: They are none that MLX has a kernel for.
+    """
+    own = settings.get(path)
+    chosen = own if isinstance(own, Mapping) else settings
+    mode = chosen.get("mode", "affine")
+    packing = (chosen.get("group_size"), chosen.get("bits"))
+    if not isinstance(mode, str) or packing not in _PACKINGS.get(mode, ()):
+        raise CheckpointError(
+            f"{path} is quantised with mode {mode!r}, group_size {packing[0]!r} and bits "
+            f"{packing[1]!r} by config.json, which MLX has no kernel for; get the model again."
+        )
+    return {"group_size": packing[0], "bits": packing[1], "mode": mode}
