@@ -57,7 +57,7 @@ def check_bits(bits: int | None) -> int | None:
 
 def _check_group_size(group_size: int | None) -> int | None:
     if group_size not in (None, *GROUP_SIZES):
-        raise typer.BadParameter(f"{group_size} is none of 32, 64, 128.")
+        raise typer.BadParameter(f"{group_size} is none of {', '.join(map(str, GROUP_SIZES))}.")
     return group_size
 
 
@@ -87,7 +87,7 @@ Debug = Annotated[
 GroupSize = Annotated[
     int | None,
     typer.Option(
-        metavar="32|64|128",
+        metavar="|".join(map(str, GROUP_SIZES)),
         callback=_check_group_size,
         help=f"Quantised weights that share a scale; else {DEFAULT_GROUP_SIZE}.",
     ),

@@ -132,7 +132,12 @@ def refuse_quantized(folder: Path, name: str) -> None:
         return
     settings = read_json(folder / "config.json")
     if settings.get("quantization") or settings.get("quantization_config"):
-        raise ConfigError(f"The weights of {name} are quantised already; leave out --quantize.")
+        raise quantized_already(name)
+
+
+def quantized_already(name: str) -> ConfigError:
+    """Return the error to raise where quantised weights are to be quantised."""
+    return ConfigError(f"The weights of {name} are quantised already; leave out --quantize.")
 
 
 def size_of(folder: Path) -> int:

@@ -16,6 +16,7 @@ from redrafter_mlx.loading.converted import (
     conversion_folder,
     convert_once,
     is_complete,
+    quantized_already,
     read_origin,
     refuse_quantized,
     size_text,
@@ -126,7 +127,7 @@ def _wheel_model(
 ) -> Path:
     _refuse_revision(name, revision)
     if quantization is not None:
-        raise ConfigError(f"The weights of {name} are quantised already; leave out --quantize.")
+        raise quantized_already(name)
     origin = Origin(name)
     folder = conversion_folder(origin)
     if is_complete(folder):

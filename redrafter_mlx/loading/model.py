@@ -76,12 +76,14 @@ def load(
     """
     name = str(name_or_path)
     folder = resolve_model(name, revision=revision, quantization=quantization, watch=watch)
+    drafter_folder = _drafter_folder(name, folder, drafter)
     with _told_how_to_repair(folder):
-        need = memory_need(folder, _drafter_folder(name, folder, drafter), dtype)
+        need = memory_need(folder, drafter_folder, dtype)
     notices = check_memory(name, need, MachineMemory.of_this_machine())
     with _told_how_to_repair(folder):
         target, tokenizer = load_target(folder, dtype), load_tokenizer(folder)
-    found = _find_drafter(name, folder, target, drafter, dtype)
+    load_from = _load_found if drafter == "auto" else _load_named
+    found = load_from(name, drafter_folder, target, dtype)
     return LoadedModel(
         name=name,
         folder=folder,
@@ -167,15 +169,15 @@ def _drafter_folder(name: str, folder: Path, wanted: str | Path | None) -> Path 
     return None if wanted is None else Path(wanted)
 
 
-def _find_drafter(
-    name: str, folder: Path, target: Decoder, wanted: str | Path | None, dtype: str
-) -> _FoundDrafter:
-    if wanted is None:
+def _load_named(name: str, folder: Path | None, target: Decoder, dtype: str) -> _FoundDrafter:
+    if folder is None:
         return _FoundDrafter(None)
-    if wanted != "auto":
-        return _with_origin(load_drafter(Path(wanted), target, dtype), name, target)
-    place = find_drafter(name, folder)
-    if place is None:
+    return _with_origin(load_drafter(folder, target, dtype), name, target)
+
+
+def _load_found(name: str, folder: Path | None, target: Decoder, dtype: str) -> _FoundDrafter:
+    """Load a drafter that nobody named; without a usable one a notice says so."""
+    if folder is None:
         return _FoundDrafter(
             None,
             (
@@ -184,7 +186,7 @@ def _find_drafter(
             ),
         )
     try:
-        return _with_origin(load_drafter(place, target, dtype), name, target)
+        return _load_named(name, folder, target, dtype)
     except ReDrafterError as error:
         return _FoundDrafter(None, (f"Decoding plainly, the drafter is unusable: {error}",))
 
