@@ -1,6 +1,8 @@
-"""Numbers of bytes as a user reads them."""
+"""Numbers of bytes: as a user reads them, and what the machine has."""
 
 from __future__ import annotations
+
+import os
 
 
 def readable_size(num_bytes: float) -> str:
@@ -10,3 +12,8 @@ def readable_size(num_bytes: float) -> str:
             return f"{num_bytes:.0f} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:.1f} GB"
+
+
+def total_memory_bytes() -> int:
+    """Return the machine's memory in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

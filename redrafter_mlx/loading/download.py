@@ -41,20 +41,31 @@ class _Listing:
         return sum(size or 0 for size in self.sizes.values())
 
 
-def fetch(repository: str, revision: str | None = None, watch: Watch = SILENT) -> Path:
+def fetch(
+    repository: str,
+    revision: str | None = None,
+    watch: Watch = SILENT,
+    max_bytes: int | None = None,
+) -> Path:
     """Return the folder of a repository's needed files, downloading what is missing.
 
     What was downloaded once is used from then on, whatever the repository holds by now.
 
+    Args:
+        repository: ``org/name``.
+        revision: Branch, tag or commit.
+        watch: Is told of a download.
+        max_bytes: The machine's memory, where the files must fit it as they are.
+
     Raises:
-        CheckpointError: The repository, or a file of it, cannot be got.
+        CheckpointError: The repository, or a file of it, cannot be got, or it is too large.
     """
     record = record_file(repository, revision)
     folder = _downloaded(repository, record)
     if folder is not None:
         return folder
     try:
-        return _download(repository, revision, record, watch)
+        return _download(repository, revision, record, watch, max_bytes)
     except ReDrafterError:
         raise
     except Exception as error:  # whatever fails on the way is the user's to know in one line
@@ -99,7 +110,9 @@ def _downloaded(repository: str, record: Path) -> Path | None:
     return None
 
 
-def _download(repository: str, revision: str | None, record: Path, watch: Watch) -> Path:
+def _download(
+    repository: str, revision: str | None, record: Path, watch: Watch, max_bytes: int | None
+) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
@@ -110,6 +123,11 @@ def _download(repository: str, revision: str | None, record: Path, watch: Watch)
         if folder is None:
             raise
         return folder
+    if max_bytes is not None and listing.num_bytes > max_bytes:
+        raise CheckpointError(
+            f"{repository} is {readable_size(listing.num_bytes)} and this machine has "
+            f"{readable_size(max_bytes)} of memory; add --quantize 4 or choose a smaller model."
+        )
     watch.note(
         f"Downloading {repository}: {len(listing.sizes)} files, {readable_size(listing.num_bytes)}"
     )

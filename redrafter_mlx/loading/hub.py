@@ -34,6 +34,7 @@ from redrafter_mlx.loading.known import (
     short_name,
 )
 from redrafter_mlx.loading.watch import SILENT, Watch
+from redrafter_mlx.sizes import total_memory_bytes
 
 __all__ = [
     "KNOWN_NAMES",
@@ -156,7 +157,8 @@ def _hub_model(asked: Origin, watch: Watch) -> Path:
     repository = repository_of(asked.name)
     if asked.quantization is not None and (peeked := fetch_config(repository, asked.revision)):
         refuse_quantized(peeked, asked.name)
-    source = fetch(repository, asked.revision, watch)
+    max_bytes = total_memory_bytes() if asked.quantization is None else None
+    source = fetch(repository, asked.revision, watch, max_bytes)
     if asked.quantization is None and asked.name not in HUB_MODELS and is_loadable(source):
         return _with_config(source)
     origin = Origin(asked.name, asked.revision, asked.quantization, str(source))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from redrafter_mlx.errors import CheckpointError, ReDrafterError
 from redrafter_mlx.loading.modules import compute_dtype, dequantized
 from redrafter_mlx.loading.target import read_target
 from redrafter_mlx.models.target_config import TargetConfig
+from redrafter_mlx.sizes import total_memory_bytes
 from redrafter_mlx.weights import load_tensors, read_json
 
 KV_CACHE_TOKENS = 4096
@@ -70,8 +70,7 @@ class MachineMemory:
     @classmethod
     def of_this_machine(cls) -> MachineMemory:
         """Ask the system and MLX."""
-        total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return cls(total_bytes, recommended_bytes())
+        return cls(total_memory_bytes(), recommended_bytes())
 
 
 def recommended_bytes() -> int | None:

@@ -60,6 +60,13 @@ def test_only_the_needed_files_are_asked_for_and_only_once(hub: HubServer) -> No
     assert len(notes) == 1
 
 
+def test_more_than_the_memory_holds_is_refused_before_it_comes(hub: HubServer) -> None:
+    with pytest.raises(CheckpointError, match=r"org/name is 102 kB .* has 50 kB of memory; add"):
+        fetch(NAME, max_bytes=50_000)
+    assert not hub.files_asked
+    assert fetch(NAME, max_bytes=200_000).is_dir()
+
+
 def test_it_lies_in_the_cache_of_huggingface_hub_alone(hub: HubServer, tmp_path: Path) -> None:
     folder = fetch(NAME)
     assert tmp_path / "hub" / "models--org--name" in folder.parents
