@@ -90,7 +90,7 @@ class FileCursor:
         values: dict[str, Any] = {}
         for name, value in pairs:
             if name in values:
-                raise self.fail(f"{name!r} is there twice")
+                raise self.fail(f"{name!r:.120} is there twice")
             values[name] = value
         return values
 

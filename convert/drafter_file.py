@@ -153,8 +153,8 @@ def _check_values(values: Mapping[str, Any], config: DrafterConfig, source: Path
         found = getattr(config, name)
         if values.get(name, found) != found:
             raise CheckpointError(
-                f"{source / CONFIG_FILE} says {name} {values[name]!r}, its tensors say {found}; "
-                "correct or remove the file."
+                f"{source / CONFIG_FILE} says {name} {values[name]!r:.40}, its tensors say "
+                f"{found}; correct or remove the file."
             )
 
 
@@ -194,7 +194,7 @@ def _check_shapes(
             )
     for name in sorted(tensors.keys() - shapes.keys()):
         raise CheckpointError(
-            f"{source}: {name!r} of shape {tensors[name].shape} is no tensor of this drafter; "
+            f"{source}: {name!r:.120} of shape {tensors[name].shape} is no tensor of this drafter; "
             "remove it."
         )
 

@@ -157,7 +157,7 @@ def _runs(tensor: GgufTensor, rows: RowOrder = None) -> Iterator[Rows]:
 
 
 def _fits_float16(values: npt.NDArray[Any]) -> bool:
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.all(values.astype(np.float16) == values))
 
 
@@ -168,9 +168,10 @@ def _fits_bfloat16(values: npt.NDArray[Any]) -> bool:
 
 def _biases(kind: str, blocks: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """Return MLX's biases; d times a power of two is exact in float16 unless too large."""
-    if kind == "Q4_1":
-        return blocks["m"].astype(np.float32)
-    return blocks["d"].astype(np.float32) * np.float32(-8.0 if kind == "Q4_0" else -128.0)
+    with np.errstate(invalid="ignore"):  # of a NaN that signals; the job refuses it
+        if kind == "Q4_1":
+            return blocks["m"].astype(np.float32)
+        return blocks["d"].astype(np.float32) * np.float32(-8.0 if kind == "Q4_0" else -128.0)
 
 
 def _pack(kind: str, quants: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:

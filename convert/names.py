@@ -93,8 +93,8 @@ def rename_tensors(names: Iterable[str]) -> Renamed:
         new_name = head if new_name == _TENSORRT_HEAD else new_name
         if new_name in origins:
             raise CheckpointError(
-                f"The tensors {origins[new_name]!r} and {name!r} are both a drafter's "
-                f"{new_name!r}; remove one."
+                f"The tensors {origins[new_name]!r:.120} and {name!r:.120} are both a drafter's "
+                f"{new_name!r:.120}; remove one."
             )
         origins[new_name] = name
     dropped = tuple(origins.pop(name) for name in sorted(_UNUSED & origins.keys()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,7 @@ import mlx.core as mx
 from redrafter_mlx.config import Quantization
 from redrafter_mlx.convert.base import convert_gguf
 from redrafter_mlx.convert.float_dtypes import MLX_DTYPES
-from redrafter_mlx.convert.model_files import CHAT_TEMPLATE_FILES, OTHER_FILES, TOKENIZER_FILES
+from redrafter_mlx.convert.model_files import CHAT_TEMPLATE_FILES
 from redrafter_mlx.convert.model_folder import (
     ModelContents,
     OnProgress,
@@ -38,6 +37,7 @@ from redrafter_mlx.convert.tensor_job import (
     have_equal_rows,
     is_divisible,
 )
+from redrafter_mlx.convert.tokenizer_files import copy_others, has_tokenizer
 from redrafter_mlx.errors import CheckpointError
 from redrafter_mlx.models.stored_tensors import (
     EMBEDDING,
@@ -181,21 +181,14 @@ def _notes(source: Path, model: ModelTensors, quantization: Quantization | None)
         if left:
             width = quantization.group_size
             notes.append(f"not quantised: {left} matrices whose width is no multiple of {width}")
-    if not any((source / name).is_file() for name in TOKENIZER_FILES):
+    if not has_tokenizer(source):
         notes.append("no tokenizer: the source has none")
     return notes
 
 
 def _copy_others(source: Path, chat_template: str | None, folder: Path) -> None:
     """Copy the tokenizer's files and the like, and give a template where there is none."""
-    for name in (*TOKENIZER_FILES, *OTHER_FILES):
-        if (source / name).is_file():
-            try:
-                shutil.copyfile(source / name, folder / name)
-            except OSError as error:
-                raise CheckpointError(
-                    f"{source / name} cannot be copied ({error.strerror}); check the disk."
-                ) from error
+    copy_others(source, folder)
     if chat_template is not None and not _has_chat_template(source):
         write_chat_template(folder, chat_template)
 

@@ -28,9 +28,9 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
     kind = Integral if isinstance(low, int) else Real
     if not isinstance(value, kind) or isinstance(value, bool):
         what = "a whole number" if kind is Integral else "a number"
-        raise ConfigError(f"{name} is {value!r}; give {what} from {low} to {high}.")
+        raise ConfigError(f"{name} is {value!r:.40}; give {what} from {low} to {high}.")
     if not low <= value <= high:
-        raise ConfigError(f"{name} is {value}; choose a value from {low} to {high}.")
+        raise ConfigError(f"{name} is {value!s:.40}; choose a value from {low} to {high}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ class DrafterConfig:
         if self.draft_vocab_size is not None:
             check_range("draft_vocab_size", self.draft_vocab_size, 1, self.vocab_size)
         if self.head not in ("own", "tied"):
-            raise ConfigError(f"head is {self.head!r}; choose own or tied.")
+            raise ConfigError(f"head is {self.head!r:.40}; choose own or tied.")
         if self.head == "tied" and self.exit_dim != self.hidden_size:
             raise ConfigError(
                 f"A tied head needs exit_dim == hidden_size, but they are {self.exit_dim} "
@@ -242,7 +242,7 @@ class DrafterConfig:
         version = values.get("format_version")
         if version != DRAFTER_FORMAT_VERSION:
             raise CheckpointError(
-                f"The drafter's format_version is {version!r}, this program reads "
+                f"The drafter's format_version is {version!r:.40}, this program reads "
                 f"{DRAFTER_FORMAT_VERSION}; import it with redrafter-mlx convert."
             )
         values = dict(values)
@@ -256,11 +256,11 @@ class DrafterConfig:
 def build_strictly(kind: type[_T], values: Mapping[str, Any]) -> _T:
     """Build a dataclass from a mapping, refusing unknown, missing and misshapen keys."""
     if not isinstance(values, Mapping):
-        raise CheckpointError(f"{kind.__name__} is {values!r}; it must be a JSON object.")
+        raise CheckpointError(f"{kind.__name__} is {values!r:.80}; it must be a JSON object.")
     known = {entry.name for entry in fields(kind)}  # type: ignore[arg-type]
     unknown = sorted(set(values) - known)
     if unknown:
-        raise CheckpointError(f"{kind.__name__} has an unknown key {unknown[0]!r}; remove it.")
+        raise CheckpointError(f"{kind.__name__} has an unknown key {unknown[0]!r:.80}; remove it.")
     _check_types(kind, values)
     try:
         return kind(**values)
@@ -275,4 +275,4 @@ def _check_types(kind: type[_T], values: Mapping[str, Any]) -> None:
         value = values.get(name)
         is_number = float in accepted and type(value) is int
         if name in values and type(value) not in accepted and not is_number:
-            raise CheckpointError(f"{kind.__name__} has {name} {value!r}; its type is wrong.")
+            raise CheckpointError(f"{kind.__name__} has {name} {value!r:.80}; its type is wrong.")

@@ -111,15 +111,15 @@ def render_text(tokenizer: Any, messages: Sequence[Message], thinking: bool | No
     Raises:
         PromptError: The template refuses the messages.
     """
-    from jinja2 import TemplateError
-
     switch = {} if thinking is None else {THINKING_SWITCH: thinking}
     try:
         text: str = tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=True, **switch
         )
-    except (TemplateError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
+    except MemoryError:
+        raise
+    except Exception as error:  # a template is a program and raises what it likes
+        reason = " ".join((str(error) or type(error).__name__).split())[:200].rstrip(".")
         raise PromptError(
             f"The model's chat template refuses these messages ({reason}); "
             f"leave out the system prompt, or give the prompt raw."

@@ -25,8 +25,8 @@ from typing import Any, TypeGuard
 import mlx.core as mx
 
 from redrafter_mlx.errors import CheckpointError
+from redrafter_mlx.json_files import MAX_JSON_BYTES, parse_object
 
-MAX_JSON_BYTES = 64 << 20
 INDEX_FILE = "model.safetensors.index.json"
 _MAX_DIMENSIONS = 8
 _MAX_SIZE = 2**31 - 1  # MLX keeps a shape in int32
@@ -42,8 +42,8 @@ def read_json(path: Path | str) -> dict[str, Any]:
     """Return the object that a JSON file holds.
 
     Raises:
-        CheckpointError: The file is missing, larger than 64 MiB, not JSON, or something
-            other than an object.
+        CheckpointError: The file is missing, larger than 64 MiB, not JSON, nested too deep,
+            or something other than an object.
     """
     path = Path(path)
     with _refusing(_unreadable, path):
@@ -53,7 +53,7 @@ def read_json(path: Path | str) -> dict[str, Any]:
                 f"{path} is {num_bytes} bytes long, more than a JSON file's {MAX_JSON_BYTES} "
                 "here; check that it is the right file."
             )
-        return _parse_object(path.read_bytes(), str(path))
+        return parse_object(path.read_bytes(), str(path))
 
 
 def write_json(path: Path | str, values: Mapping[str, Any]) -> None:
@@ -189,10 +189,19 @@ def read_index(folder: Path, file: str = INDEX_FILE) -> dict[str, str]:
     if not isinstance(index, dict) or not index:
         raise CheckpointError(f"{index_path} has no weight_map; get the file again.")
     for name in index.values():
-        # A name with a folder in it would let an index reach outside its own folder.
-        if not isinstance(name, str) or Path(name).name != name:
-            raise CheckpointError(f"{index_path} names the file {name!r}; get the file again.")
+        if not _is_file_name(name):
+            raise CheckpointError(f"{index_path} names the file {name!r:.120}; get the file again.")
     return index
+
+
+def _is_file_name(name: Any) -> bool:
+    """Whether it leads to nothing outside of the folder that it is looked up in."""
+    return (
+        isinstance(name, str)
+        and name == Path(name).name
+        and name not in ("", "..")
+        and "\0" not in name
+    )
 
 
 def _load_file(path: Path) -> dict[str, mx.array]:
@@ -215,7 +224,7 @@ def _check_header(path: Path) -> None:
         header_bytes = int.from_bytes(file.read(8), "little")
         if num_bytes < 8 or not 2 <= header_bytes <= min(num_bytes - 8, MAX_JSON_BYTES):
             raise _truncated(path, f"a header of {header_bytes} bytes, it has {num_bytes}")
-        header = _parse_object(file.read(header_bytes), f"The header of {path}")
+        header = parse_object(file.read(header_bytes), f"The header of {path}")
     header.pop("__metadata__", None)
     data_bytes = num_bytes - 8 - header_bytes
     for name, entry in header.items():
@@ -228,7 +237,7 @@ def _check_places(path: Path, header: Mapping[str, Any], data_bytes: int) -> Non
     end = 0
     for place, name in sorted((entry["data_offsets"], name) for name, entry in header.items()):
         if place[0] != end:
-            raise _truncated(path, f"{name!r} at bytes {place}, and byte {end} comes next")
+            raise _truncated(path, f"{name!r:.120} at bytes {place}, and byte {end} comes next")
         end = place[1]
     if end != data_bytes:
         raise _truncated(path, f"{end} bytes of tensors, it has {data_bytes}")
@@ -240,9 +249,9 @@ def _check_entry(path: Path, name: str, entry: Any, data_bytes: int) -> None:
     dtype, shape, place = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
         raise CheckpointError(
-            f"{path} stores {name!r} as {dtype!r:.40}; convert it to F16, BF16 or F32."
+            f"{path} stores {name!r:.120} as {dtype!r:.40}; convert it to F16, BF16 or F32."
         )
-    claim = f"{name!r} of shape {shape!r:.80} at bytes {place!r:.60} of {data_bytes}"
+    claim = f"{name!r:.120} of shape {shape!r:.80} at bytes {place!r:.60} of {data_bytes}"
     if not _are_sizes(shape, _MAX_SIZE) or not _are_sizes(place, data_bytes) or len(place) != 2:
         raise _truncated(path, claim)
     if place[1] - place[0] != math.prod(shape) * _ITEM_BYTES[dtype]:
@@ -256,19 +265,11 @@ def _are_sizes(values: Any, limit: int) -> TypeGuard[list[int]]:
     return all(type(value) is int and 0 <= value <= limit for value in values)
 
 
-def _parse_object(data: bytes, where: str) -> dict[str, Any]:
-    try:
-        values = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{where} is not valid JSON ({error}); get it again.") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{where} is not a JSON object; check that it is the right file.")
-    return values
-
-
 def _refuse_names(names: set[str], what: str, folder: Path) -> None:
     if names:
-        raise CheckpointError(f"The tensor {min(names)!r} {what} {folder}; get the files again.")
+        raise CheckpointError(
+            f"The tensor {min(names)!r:.120} {what} {folder}; get the files again."
+        )
 
 
 @contextmanager

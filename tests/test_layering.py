@@ -21,6 +21,7 @@ PACKAGE = "redrafter_mlx"
 FLOORS = (
     ("errors", "config", "sizes"),
     (
+        "json_files",
         "weights",
         "safetensors_writer",
         "prompts",

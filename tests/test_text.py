@@ -374,6 +374,27 @@ def test_a_template_that_refuses_is_one_line(byte_tokenizer: Any) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 1 // 0 }}",
+        "{{ messages[9]['content']['x'] }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{% for i in range(10 ** 9) %}x{% endfor %}",
+        "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}",
+        "{% if %}",
+        "{{ raise_exception('a\nb' * 9999) }}",
+        "{{ raise_exception('') }}",
+    ],
+)
+def test_a_template_that_breaks_off_is_one_line(byte_tokenizer: Any, template: str) -> None:
+    """Law: a template is a program of the model's, and may end in any way."""
+    byte_tokenizer.chat_template = template
+    with pytest.raises(PromptError, match=r"refuses these messages \(.+\); ") as error:
+        render_chat(byte_tokenizer, user("Hi"))
+    assert "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
 @pytest.mark.parametrize("thinking", [None, True, False])
 def test_thinking_is_switched_where_the_template_asks(
     byte_tokenizer: Any, thinking: bool | None

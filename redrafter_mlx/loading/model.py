@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import CPU_BEAM_SHAPE, GPU_BEAM_SHAPE, BeamShape, Quantization
+from redrafter_mlx.convert.tokenizer_files import check_sizes, check_texts
 from redrafter_mlx.errors import CheckpointError, ReDrafterError
 from redrafter_mlx.loading.converted import is_conversion
 from redrafter_mlx.loading.drafter import load_drafter
@@ -117,19 +118,30 @@ def default_beam_shape() -> BeamShape:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Return the folder's tokenizer; code that comes with a model is never run."""
+    """Return the folder's tokenizer; code that comes with a model is never run.
+
+    Raises:
+        CheckpointError: There is none, or it is damaged.
+    """
+    check_sizes(folder)
     # Without it transformers says on import that there is no PyTorch, which is not missed.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer
+    from transformers.utils import logging
 
+    if "TRANSFORMERS_VERBOSITY" not in os.environ:
+        logging.set_verbosity_error()  # what it warns of, a damaged file, is raised below
     try:
-        return AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
+        tokenizer.decode(tokenizer.encode("a"))  # a setting of a wrong type shows only here
     except Exception as error:
         # transformers raises many kinds here; all of them mean an unusable folder.
+        check_texts(folder)  # says more plainly which file it is
         reason = " ".join((str(error) or type(error).__name__).split())[:200]
         raise CheckpointError(f"The tokenizer in {folder} cannot be loaded: {reason}") from error
+    return tokenizer
 
 
 def eos_ids(folder: Path, tokenizer: Any) -> frozenset[int]:

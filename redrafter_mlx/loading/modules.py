@@ -89,7 +89,7 @@ def _check_names(module: nn.Module, tensors: Tensors, what: str) -> None:
     for name in sorted(expected.keys() - tensors.keys()):
         raise CheckpointError(f"The {what} lacks the tensor {name}; the file is incomplete.")
     for name in sorted(tensors.keys() - expected.keys()):
-        raise CheckpointError(f"The {what} has a tensor {name} that has no place in it.")
+        raise CheckpointError(f"The {what} has a tensor {name!r:.120} that has no place in it.")
     for name, tensor in tensors.items():
         if tensor.shape != expected[name].shape:
             raise CheckpointError(

@@ -11,6 +11,8 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.config import TargetIdentity
+from redrafter_mlx.convert.tensor_job import row_runs
+from redrafter_mlx.errors import CheckpointError
 from redrafter_mlx.loading.modules import Tensors, compute_dtype, dequantized, fill
 from redrafter_mlx.models.decoder import Decoder
 from redrafter_mlx.models.stored_tensors import HEAD, is_unused, require_head
@@ -57,13 +59,26 @@ def read_target(folder: Path, dtype: str = "auto") -> TargetFiles:
 def load_target(folder: Path, dtype: str = "auto") -> Decoder:
     """Return the decoder in a folder that ``mlx_lm.convert`` or Hugging Face wrote.
 
-    Arguments and errors as ``read_target``.
+    Arguments and errors as ``read_target``; and every number must be finite.
     """
     files = read_target(folder, dtype)
     decoder = Decoder(files.config, is_tied=HEAD not in files.tensors)
     decoder.fingerprint = fingerprint(files.stored)
     fill(decoder, files.tensors, files.quantization, what="model")
+    _require_finite(files.stored, folder)
     return decoder
+
+
+def _require_finite(tensors: Tensors, folder: Path) -> None:
+    """Refuse NaN and infinity, which would end in an endless answer of one token."""
+    floats = {name: t for name, t in tensors.items() if mx.issubdtype(t.dtype, mx.floating)}
+    for name, tensor in floats.items():
+        for run in row_runs(len(tensor), tensor[:1].nbytes):  # the truth values take room, too
+            if not mx.isfinite(tensor[run]).all().item():
+                raise CheckpointError(
+                    f"{folder}: the tensor {name!r} holds NaN or infinity; get another file of "
+                    "the model."
+                )
 
 
 def identify(name: str, target: Decoder) -> TargetIdentity:

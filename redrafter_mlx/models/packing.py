@@ -31,9 +31,11 @@ def quantization_of(path: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     chosen = own if isinstance(own, Mapping) else settings
     mode = chosen.get("mode", "affine")
     packing = (chosen.get("group_size"), chosen.get("bits"))
-    if not isinstance(mode, str) or packing not in _PACKINGS.get(mode, ()):
+    # A list among them could not be looked up.
+    is_known = isinstance(mode, str) and all(type(number) is int for number in packing)
+    if not is_known or packing not in _PACKINGS.get(mode, ()):
         raise CheckpointError(
-            f"{path} is quantised with mode {mode!r}, group_size {packing[0]!r} and bits "
-            f"{packing[1]!r} by config.json, which MLX has no kernel for; get the model again."
+            f"{path} is quantised with mode {mode!r:.40}, group_size {packing[0]!r:.40} and bits "
+            f"{packing[1]!r:.40} by config.json, which MLX has no kernel for; get the model again."
         )
     return {"group_size": packing[0], "bits": packing[1], "mode": mode}

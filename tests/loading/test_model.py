@@ -65,6 +65,8 @@ QUANTIZED = {"group_size": 32, "bits": 4}
         {"group_size": 0},
         {"group_size": 48},
         {"group_size": None},
+        {"group_size": [32]},
+        {"bits": {}},
         {"bits": 7},
         {"bits": "four"},
         {"mode": "odd"},
@@ -108,7 +110,7 @@ def test_tied_and_untied_heads_with_and_without_the_tensor(tmp_path, key, has_he
     ("spoil", "named"),
     [
         ({"drop": ["model.norm.weight"]}, r"lacks the tensor model\.norm\.weight"),
-        ({"extra": {"model.odd": mx.zeros(3)}}, r"tensor model\.odd that has no place"),
+        ({"extra": {"model.odd": mx.zeros(3)}}, r"tensor 'model\.odd' that has no place"),
         ({"extra": {"model.norm.weight": mx.zeros(3)}}, r"model\.norm\.weight .* \(3,\)"),
         ({"extra": {"model.norm.weight": mx.zeros(64, mx.int32)}}, r"norm\.weight .* int32"),
         ({"changes": {"quantization": 4}}, "quantization is 4"),
@@ -205,6 +207,25 @@ def test_a_drafter_of_a_newer_format_or_with_an_odd_key_is_refused(tmp_path, dec
     write_json(folder / "config.json", values | {"colour": "blue"})
     with pytest.raises(CheckpointError, match="'colour'"):
         load_drafter(folder, decoder)
+
+
+@pytest.mark.parametrize(
+    "lost", [None, "rnn_u.bias", "lm_head.0.linear.weight", "lm_head.1.weight"]
+)
+@pytest.mark.parametrize("more", ["rnn_v.weight", "lm_head.2.weight", "draft_vocab", "odd\nname"])
+def test_a_drafters_tensor_that_matches_nothing_is_refused(tmp_path, decoder, lost, more):
+    """Law: no drafter begins with weights that no file gave it."""
+    folder = write_drafter(tmp_path / "drafter")
+    tensors = load_tensors(folder)
+    spare = tensors.pop(lost) if lost else mx.zeros((64, 64))
+    assert load_drafter(folder, decoder) is not None
+    for spoilt in [tensors | {more: spare}, *([tensors] if lost else [])]:
+        save_tensors(folder / "model.safetensors", spoilt)
+        with pytest.raises(
+            CheckpointError, match=r"lacks the tensor|no place in it|expected"
+        ) as error:
+            load_drafter(folder, decoder)
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("ids", [[0, 1_000_000], [-1, 3], [3, 3], [0.5, 1.0]])

@@ -1,0 +1,46 @@
+"""JSON objects from files that nobody vouches for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from redrafter_mlx.errors import CheckpointError
+
+MAX_JSON_BYTES = 64 << 20
+# Python reads deeper ones and then cannot write or show them: both recurse.
+MAX_JSON_DEPTH = 100
+
+
+def parse_object(data: bytes, where: str) -> dict[str, Any]:
+    """Return the object that a JSON text holds.
+
+    Args:
+        data: The text.
+        where: Where it is from, to begin a message with.
+
+    Raises:
+        CheckpointError: It is not JSON, nested too deep, or something other than an object.
+    """
+    try:
+        values = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{where} is not valid JSON ({error}); get the file again."
+        ) from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{where} is not a JSON object; check that it is the right file.")
+    _refuse_depth(values, where)
+    return values
+
+
+def _refuse_depth(values: dict[str, Any], where: str) -> None:
+    level: list[Any] = [values]
+    for _ in range(MAX_JSON_DEPTH):
+        inner = (part.values() if isinstance(part, dict) else part for part in level)
+        level = [value for part in inner for value in part if isinstance(value, dict | list)]
+        if not level:
+            return
+    raise CheckpointError(
+        f"{where} is nested too deep, more than {MAX_JSON_DEPTH} levels; get the file again."
+    )
