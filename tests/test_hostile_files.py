@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,7 +14,8 @@ from typer.testing import CliRunner, Result
 from redrafter_mlx.cli.main import PROGRAM_NAME, app
 from redrafter_mlx.weights import read_json, write_json
 from tests.convert.tiny_target import tensors_of, write_target
-from tests.hostile_files import CANARY, CASES, DRAFTERS, EVIL_CODE, TOKENIZERS
+from tests.hostile_cases import CASES, DRAFTERS, EVIL_CODE, TOKENIZERS
+from tests.hostile_files import CANARY
 from tests.small_tokenizers import byte_level
 
 MOST_BYTES = 3 << 29
@@ -119,6 +121,18 @@ def test_a_tokenizer_that_cannot_be_is_refused_in_one_line(
     result = run("generate", "--model", str(source), "--prompt", "x")
     assert listing(work) == before
     assert "The tokenizer in" in complaint(result, capfd)
+
+
+def test_a_file_beside_a_sound_tokenizer_may_not_be_endless(
+    work: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = write_target(work / "model", tensors_of())
+    byte_level().save_pretrained(source)
+    (source / "vocab.json").touch()
+    os.truncate(source / "vocab.json", 10**8)
+    capfd.readouterr()
+    result = run("generate", "--model", str(source), "--prompt", "x")
+    assert "vocab.json is 100000000 bytes long" in complaint(result, capfd)
 
 
 def test_a_tokenizer_that_cannot_encode_is_refused(

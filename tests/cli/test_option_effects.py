@@ -113,8 +113,8 @@ def test_an_option_changes_what_is_written(
         write_wide_drafter(source)
     else:
         write_tiny_vicuna(source)
-    counted = {"lengths": np.array([20]), "prompt_lengths": np.array([0])}
-    np.savez(tmp_path / "ids.npz", tokens=np.arange(20), **counted)
+    one, none = np.array([20]), np.array([0])
+    np.savez(tmp_path / "ids.npz", tokens=np.arange(20), lengths=one, prompt_lengths=none)
     value, needed = EFFECTS["convert"][option][:1], EFFECTS["convert"][option][1:]
     needed = () if option == "--draft-vocab" else needed
     value = EFFECTS["convert"][option] if option == "--draft-vocab" else value
