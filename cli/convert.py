@@ -132,9 +132,9 @@ def convert(
 ) -> None:
     """Convert a model for --model, or a drafter for --drafter; its content tells which it is."""
     from redrafter_mlx.convert.kind import SourceKind, kind_of
+    from redrafter_mlx.folders import require_free
     from redrafter_mlx.loading.hub import find_source
     from redrafter_mlx.loading.watch import Watch
-    from redrafter_mlx.weights import require_free
 
     require_free(folders.out)
     with render.progress(f"Converting {folders.source} ...") as activity:

@@ -26,7 +26,8 @@ from redrafter_mlx.convert.float_dtypes import MLX_DTYPES
 from redrafter_mlx.convert.names import DRAFT_VOCAB, head_name
 from redrafter_mlx.convert.tied_head import find_head_scale
 from redrafter_mlx.errors import CheckpointError, ConfigError, ShapeError
-from redrafter_mlx.weights import new_folder, save_tensors, write_json
+from redrafter_mlx.folders import new_folder
+from redrafter_mlx.weights import save_tensors, write_json
 
 __all__ = [
     "DrafterTensors",

@@ -15,9 +15,10 @@ from redrafter_mlx.convert.model_files import CHAT_TEMPLATE_FILE
 from redrafter_mlx.convert.target_options import ConvertedTarget
 from redrafter_mlx.convert.tensor_job import TensorJob
 from redrafter_mlx.errors import CheckpointError, ConfigError
+from redrafter_mlx.folders import new_folder
 from redrafter_mlx.safetensors_writer import ModelWriter
 from redrafter_mlx.sizes import readable_size
-from redrafter_mlx.weights import new_folder, write_json
+from redrafter_mlx.weights import write_json
 
 OnProgress = Callable[[int, int], None]
 

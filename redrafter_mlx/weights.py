@@ -1,4 +1,4 @@
-"""JSON and safetensors files, and folders that appear whole or not at all.
+"""JSON and safetensors files.
 
 MLX reads a safetensors file lazily and trusts its header, so a hostile or truncated file
 would fail in the middle of an answer or take the process down. Here every header is
@@ -7,30 +7,22 @@ checked against the size of its file before MLX sees it.
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import glob
 import json
 import math
 import os
-import secrets
-import shutil
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import mlx.core as mx
 
 from redrafter_mlx.errors import CheckpointError
+from redrafter_mlx.file_errors import refusing, unreadable, unwritable
 from redrafter_mlx.json_files import MAX_JSON_BYTES, parse_object
 
 INDEX_FILE = "model.safetensors.index.json"
 _MAX_DIMENSIONS = 8
 _MAX_SIZE = 2**31 - 1  # MLX keeps a shape in int32
-_LEFTOVER_SECONDS = 24 * 3600
 _ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
     "U32": 4, "I32": 4, "F32": 4,
@@ -46,7 +38,7 @@ def read_json(path: Path | str) -> dict[str, Any]:
             or something other than an object.
     """
     path = Path(path)
-    with _refusing(_unreadable, path):
+    with refusing(unreadable, path):
         num_bytes = path.stat().st_size
         if num_bytes > MAX_JSON_BYTES:
             raise CheckpointError(
@@ -63,7 +55,7 @@ def write_json(path: Path | str, values: Mapping[str, Any]) -> None:
         CheckpointError: The file cannot be written.
     """
     text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
-    with _refusing(_unwritable, path):
+    with refusing(unwritable, path):
         Path(path).write_text(text, encoding="utf-8")
 
 
@@ -102,82 +94,8 @@ def save_tensors(path: Path | str, tensors: Mapping[str, mx.array]) -> None:
     Raises:
         CheckpointError: The file cannot be written.
     """
-    with _refusing(_unwritable, path):
+    with refusing(unwritable, path):
         mx.save_safetensors(str(path), dict(tensors), metadata={"format": "mlx"})
-
-
-@contextmanager
-def new_folder(path: Path | str) -> Iterator[Path]:
-    """Give a folder to fill that takes its real name only when the block ends well.
-
-    The folder to fill is a sibling, ``NAME.partial-xxxxxxxx``, written through to the disk
-    and then renamed in one step. It is removed on any exception; one that a killed process
-    left behind bears another name than the real folder, so nobody takes it for that, and
-    goes with the next new folder of the name that is made a day later.
-
-    Raises:
-        CheckpointError: ``path`` exists already and is not an empty folder, somebody else
-            made it meanwhile, or nothing can be written there.
-    """
-    path = Path(path).resolve()
-    _remove_leftovers(path)
-    require_free(path)
-    partial = partial_name(path)
-    try:
-        with _refusing(_unwritable, partial):
-            partial.mkdir(parents=True)
-        yield partial
-        with _refusing(_unwritable, path):
-            _sync_folder(partial)
-            partial.rename(path)  # the system refuses a target that is not an empty folder
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-def partial_name(path: Path) -> Path:
-    """Return a free sibling's name by which ``new_folder`` knows a folder as left over."""
-    return path.with_name(f"{path.name}.partial-{secrets.token_hex(4)}")
-
-
-def require_free(path: Path | str) -> None:
-    """Refuse a folder that exists and is not empty, as ``new_folder`` does, before slow work."""
-    if os.path.exists(path):
-        with suppress(OSError):
-            if not os.listdir(path):
-                return
-        raise CheckpointError(
-            f"{path} exists and is not an empty folder; choose another or remove it."
-        )
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Remove what killed processes left, but not the folder that one may still fill."""
-    pattern = f"{glob.escape(path.name)}.partial-{'[0-9a-f]' * 8}"
-    for partial in path.parent.glob(pattern):
-        with suppress(OSError):
-            if time.time() - partial.lstat().st_mtime > _LEFTOVER_SECONDS:
-                shutil.rmtree(partial)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Wait until all of a folder is on the disk: else a rename can get there first."""
-    for parent, _, names in os.walk(folder):
-        for name in (*names, ""):
-            _sync(os.path.join(parent, name))
-
-
-def _sync(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-        if sys.platform == "darwin":  # where fsync leaves the data in the drive's cache
-            fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # not on this file system
-            raise
-    finally:
-        os.close(handle)
 
 
 def read_index(folder: Path, file: str = INDEX_FILE) -> dict[str, str]:
@@ -206,7 +124,7 @@ def _is_file_name(name: Any) -> bool:
 
 def _load_file(path: Path) -> dict[str, mx.array]:
     _check_header(path)
-    with _refusing(_unreadable, path):
+    with refusing(unreadable, path):
         tensors = mx.load(str(path), format="safetensors")
     assert isinstance(tensors, dict)
     return tensors
@@ -219,7 +137,7 @@ def _check_header(path: Path) -> None:
         https://github.com/huggingface/safetensors, section "Format": 8 bytes of header
         length, little-endian; the header, a JSON object; the data.
     """
-    with _refusing(_unreadable, path), path.open("rb") as file:
+    with refusing(unreadable, path), path.open("rb") as file:
         num_bytes = path.stat().st_size
         header_bytes = int.from_bytes(file.read(8), "little")
         if num_bytes < 8 or not 2 <= header_bytes <= min(num_bytes - 8, MAX_JSON_BYTES):
@@ -272,30 +190,5 @@ def _refuse_names(names: set[str], what: str, folder: Path) -> None:
         )
 
 
-@contextmanager
-def _refusing(
-    refusal: Callable[[Path | str, Exception], CheckpointError], path: Path | str
-) -> Iterator[None]:
-    """Turn what the system or MLX raises into a refusal."""
-    try:
-        yield
-    except (OSError, RuntimeError, ValueError) as error:
-        raise refusal(path, error) from error
-
-
 def _truncated(path: Path, what: str) -> CheckpointError:
     return CheckpointError(f"{path} is truncated or damaged: it claims {what}; get it again.")
-
-
-def _unreadable(path: Path | str, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{path} cannot be read ({_reason(error)}); check the path.")
-
-
-def _unwritable(path: Path | str, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{path} cannot be written ({_reason(error)}); choose another place.")
-
-
-def _reason(error: Exception) -> str:
-    """Return what went wrong in one line."""
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(text.split())

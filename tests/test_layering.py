@@ -19,9 +19,9 @@ PACKAGE = "redrafter_mlx"
 # From the ground up; a name stands for a module, or for every module of a folder that is
 # not named itself. Imports run down, or along a floor where that makes no cycle.
 FLOORS = (
-    ("errors", "config", "sizes"),
+    ("errors", "config", "sizes", "file_errors", "json_files"),
     (
-        "json_files",
+        "folders",
         "weights",
         "safetensors_writer",
         "prompts",

@@ -16,13 +16,12 @@ import numpy as np
 import pytest
 
 from redrafter_mlx.errors import CheckpointError
+from redrafter_mlx.folders import new_folder, require_free
 from redrafter_mlx.weights import (
     INDEX_FILE,
     MAX_JSON_BYTES,
     load_tensors,
-    new_folder,
     read_json,
-    require_free,
     save_tensors,
     write_json,
 )
@@ -298,7 +297,9 @@ def test_what_a_killed_process_left_is_not_the_folder(tmp_path: Path) -> None:
     """SIGKILL inside the block: no folder of that name, and the next try works."""
     out = tmp_path / "out"
     code = (
-        "import os, signal, sys; from redrafter_mlx.weights import new_folder, write_json\n"
+        "import os, signal, sys\n"
+        "from redrafter_mlx.folders import new_folder\n"
+        "from redrafter_mlx.weights import write_json\n"
         "with new_folder(sys.argv[1]) as folder:\n"
         "    write_json(folder / 'x.json', {})\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from redrafter_mlx.errors import CheckpointError
+from redrafter_mlx.folders import partial_name
 from redrafter_mlx.loading.converted import (
     FOLDER_NAME,
     Origin,
@@ -27,7 +28,6 @@ from redrafter_mlx.loading.known import (
     repository_of,
     short_name,
 )
-from redrafter_mlx.weights import partial_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import Quantization
 from redrafter_mlx.errors import CheckpointError, ConfigError
+from redrafter_mlx.folders import new_folder
 from redrafter_mlx.loading import hub
 from redrafter_mlx.loading.converted import (
     Origin,
@@ -25,7 +26,7 @@ from redrafter_mlx.loading.converted import (
 from redrafter_mlx.loading.hub import find_drafter, resolve_model
 from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.loading.watch import Watch
-from redrafter_mlx.weights import new_folder, read_json, save_tensors, write_json
+from redrafter_mlx.weights import read_json, save_tensors, write_json
 from tests.convert.tiny_gguf import write_tiny
 from tests.tiny_vicuna import CONFIG, tiny_target, write_tiny_vicuna
 

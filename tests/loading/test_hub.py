@@ -14,6 +14,7 @@ import pytest
 
 from redrafter_mlx.config import Quantization
 from redrafter_mlx.errors import CheckpointError, ConfigError
+from redrafter_mlx.folders import new_folder
 from redrafter_mlx.loading import converted, hub
 from redrafter_mlx.loading.hub import (
     KNOWN_NAMES,
@@ -22,7 +23,7 @@ from redrafter_mlx.loading.hub import (
     is_known_name,
     resolve_model,
 )
-from redrafter_mlx.weights import new_folder, read_json, write_json
+from redrafter_mlx.weights import read_json, write_json
 from tests.convert.tiny_gguf import wheel_gguf, write_tiny
 from tests.hub_server import serve_hub, use_hub
 

@@ -11,11 +11,12 @@ import pytest
 
 from redrafter_mlx.config import Quantization
 from redrafter_mlx.errors import CheckpointError
+from redrafter_mlx.folders import new_folder
 from redrafter_mlx.loading.converted import Origin, conversion_folder
 from redrafter_mlx.loading.download import fetch
 from redrafter_mlx.loading.inventory import CachedModel, find_cached, list_models, remove
 from redrafter_mlx.loading.known import KNOWN_NAMES
-from redrafter_mlx.weights import new_folder, write_json
+from redrafter_mlx.weights import write_json
 from tests.hub_server import HubServer, serve_hub, use_hub
 
 VICUNA = "lmsys/vicuna-7b-v1.3"
