@@ -56,20 +56,23 @@ def _show_list() -> None:
 def _summary(entry: CachedModel) -> str:
     """Return whether a model is cached, and whether a drafter is at hand."""
     drafter = "with a drafter" if entry.drafter else "no drafter"
-    if not entry.num_bytes:
+    if not entry.num_bytes and not entry.conversions:
         return f"not cached, {drafter}"
     downloaded = (
         f"downloaded {readable_size(entry.downloaded_bytes)}, " if entry.downloaded_bytes else ""
     )
-    copies = len(entry.conversions)
+    copies = sum(not conversion.is_leftover for conversion in entry.conversions)
     converted = f"converted {render.counted(copies, 'time')}, " if copies else ""
+    if not downloaded and not copies:
+        converted = "not cached, "
     return f"{downloaded}{converted}{drafter}"
 
 
 def _conversion_line(conversion: Conversion) -> str:
     variant = conversion.origin.label.removeprefix(conversion.origin.name).strip(" ,")
     size = readable_size(conversion.num_bytes)
-    return f"{', '.join(part for part in (size, variant) if part)}: {conversion.folder}"
+    state = "left over from an interrupted conversion" if conversion.is_leftover else ""
+    return f"{', '.join(part for part in (size, variant, state) if part)}: {conversion.folder}"
 
 
 def _remove(name: str, *, is_sure: bool) -> None:

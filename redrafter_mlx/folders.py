@@ -6,18 +6,24 @@ import errno
 import fcntl
 import glob
 import os
+import re
 import secrets
 import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from redrafter_mlx.errors import CheckpointError
 from redrafter_mlx.file_errors import refusing, unwritable
+from redrafter_mlx.signals import ending_tidily
 
-_LEFTOVER_SECONDS = 24 * 3600
+_LEFTOVER_SECONDS = 24 * 3600  # on file systems without locks
+_SECONDS_TO_LOCK = 2  # between making a folder and locking it
+
+
+_PARTIAL = re.compile(r".+\.partial-[0-9a-f]{8}")
 
 
 @contextmanager
@@ -25,9 +31,9 @@ def new_folder(path: Path | str) -> Iterator[Path]:
     """Give a folder to fill that takes its real name only when the block ends well.
 
     The folder to fill is a sibling, ``NAME.partial-xxxxxxxx``, written through to the disk
-    and then renamed in one step. It is removed on any exception; one that a killed process
-    left behind bears another name than the real folder, so nobody takes it for that, and
-    goes with the next new folder of the name that is made a day later.
+    and then renamed in one step. It is removed on any exception, SIGTERM and SIGHUP among
+    them. One that a killed process left behind bears another name than the real folder, so
+    nobody takes it for that, and goes with the next new folder of the name.
 
     Raises:
         CheckpointError: ``path`` exists already and is not an empty folder, somebody else
@@ -36,17 +42,17 @@ def new_folder(path: Path | str) -> Iterator[Path]:
     path = Path(path).resolve()
     _remove_leftovers(path)
     require_free(path)
-    partial = partial_name(path)
-    try:
-        with refusing(unwritable, partial):
-            partial.mkdir(parents=True)
-        yield partial
+    with ending_tidily(), ExitStack() as stack:
         with refusing(unwritable, path):
-            _sync_folder(partial)
-            partial.rename(path)  # the system refuses a target that is not an empty folder
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+            partial = stack.enter_context(_locked_partial(path))
+        try:
+            yield partial
+            with refusing(unwritable, path):
+                _sync_folder(partial)
+                partial.rename(path)  # the system refuses a target that is not an empty folder
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
 
 
 def partial_name(path: Path) -> Path:
@@ -65,13 +71,48 @@ def require_free(path: Path | str) -> None:
         )
 
 
+def is_leftover(folder: Path) -> bool:
+    """Whether a folder is one that a killed process had begun to make."""
+    return _PARTIAL.fullmatch(folder.name) is not None and not _may_have_a_maker(folder)
+
+
 def _remove_leftovers(path: Path) -> None:
     """Remove what killed processes left, but not the folder that one may still fill."""
-    pattern = f"{glob.escape(path.name)}.partial-{'[0-9a-f]' * 8}"
-    for partial in path.parent.glob(pattern):
-        with suppress(OSError):
-            if time.time() - partial.lstat().st_mtime > _LEFTOVER_SECONDS:
-                shutil.rmtree(partial)
+    for partial in path.parent.glob(f"{glob.escape(path.name)}.partial-*"):
+        if is_leftover(partial):
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _locked_partial(path: Path) -> Iterator[Path]:
+    """Make the folder to fill; the lock on it ends with the process, however it ends."""
+    partial = partial_name(path)
+    partial.mkdir(parents=True)
+    handle = os.open(partial, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # not on every file system
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield partial
+    finally:
+        os.close(handle)
+
+
+def _may_have_a_maker(partial: Path) -> bool:
+    """Whether a living process holds the lock; where nothing can be locked, age decides."""
+    try:
+        age_seconds = time.time() - partial.lstat().st_mtime
+        handle = os.open(partial, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+    except OSError:  # it is gone, or no folder
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return age_seconds < _LEFTOVER_SECONDS
+    finally:
+        os.close(handle)
+    return age_seconds < _SECONDS_TO_LOCK
 
 
 def _sync_folder(folder: Path) -> None:

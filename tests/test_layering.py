@@ -19,7 +19,7 @@ PACKAGE = "redrafter_mlx"
 # From the ground up; a name stands for a module, or for every module of a folder that is
 # not named itself. Imports run down, or along a floor where that makes no cycle.
 FLOORS = (
-    ("errors", "config", "sizes", "file_errors", "json_files"),
+    ("errors", "config", "sizes", "file_errors", "json_files", "signals"),
     (
         "folders",
         "weights",

@@ -1,6 +1,7 @@
 """JSON and safetensors files, and folders that appear whole or not at all."""
 
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -370,8 +371,11 @@ def test_a_file_system_that_cannot_sync_is_used_all_the_same(
     assert read_json(tmp_path / "out" / "x.json") == {}
 
 
-def test_what_killed_processes_left_goes_after_a_day(tmp_path: Path) -> None:
-    """Only folders of this name, only old ones, and none that is a link."""
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_what_killed_processes_left_goes_with_the_next_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_locks: bool
+) -> None:
+    """Only folders of this name without a maker, and none that is a link."""
     ages = {
         "o[u]t.partial-0123abcd": 25,
         "o[u]t.partial-89abcdef": 23,
@@ -387,8 +391,44 @@ def test_what_killed_processes_left_goes_after_a_day(tmp_path: Path) -> None:
     link = tmp_path / "o[u]t.partial-00000000"
     link.symlink_to(tmp_path / "other")
     os.utime(link, (0, 0), follow_symlinks=False)
+    if not has_locks:
+        monkeypatch.setattr(fcntl, "flock", no_locks)
     with new_folder(tmp_path / "o[u]t"):
         pass
-    del ages["o[u]t.partial-0123abcd"]
+    for name in ("o[u]t.partial-0123abcd", *(["o[u]t.partial-89abcdef"] if has_locks else [])):
+        del ages[name]
     assert {path.name for path in tmp_path.iterdir()} == {*ages, "o[u]t", link.name}
     assert read_json(link / "x.json") == {}
+
+
+def no_locks(*_: object) -> None:
+    raise OSError(errno.ENOTSUP, "no locks here")
+
+
+def test_a_folder_that_a_living_maker_fills_stays_however_old(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not empty"), new_folder(tmp_path / "out") as slow:
+        os.utime(slow, (0, 0))
+        with new_folder(tmp_path / "out") as quick:
+            write_json(quick / "x.json", {})
+        assert slow.is_dir()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_signal_that_ends_the_process_leaves_nothing(
+    tmp_path: Path, number: signal.Signals, is_ignored: bool
+) -> None:
+    """As after Ctrl-C; whoever ignores a signal, as nohup does, goes on ignoring it."""
+    code = (
+        "import os, signal, sys\n"
+        "from redrafter_mlx.folders import new_folder\n"
+        "number = int(sys.argv[2])\n"
+        "signal.signal(number, signal.SIG_IGN) if sys.argv[3] == 'True' else None\n"
+        "with new_folder(sys.argv[1]):\n"
+        "    os.kill(os.getpid(), number)\n"
+        "os.kill(os.getpid(), number)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "out"), str(int(number)), str(is_ignored)]
+    ended = subprocess.run(command, timeout=60)
+    assert ended.returncode == (0 if is_ignored else 128 + number)
+    assert [path.name for path in tmp_path.iterdir()] == (["out"] if is_ignored else [])

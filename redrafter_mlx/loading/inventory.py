@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from redrafter_mlx.errors import CheckpointError
-from redrafter_mlx.folders import partial_name
+from redrafter_mlx.folders import is_leftover, partial_name
 from redrafter_mlx.loading.converted import (
     FOLDER_NAME,
     Origin,
@@ -38,11 +39,13 @@ class Conversion:
         folder: Where it lies.
         origin: What it was made from.
         num_bytes: Its size.
+        is_leftover: Whether its making was interrupted, so that it is no model.
     """
 
     folder: Path
     origin: Origin
     num_bytes: int
+    is_leftover: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class CachedModel:
 
     Attributes:
         name: A known name, a repository, or the path of what was converted.
-        conversions: Its converted copies.
+        conversions: Its converted copies, and what is left of interrupted ones.
         downloaded_bytes: What the Hugging Face cache holds of its repository.
         drafter: The drafter that goes with it, ``None`` where there is none.
         own_drafter: The user's own in the cache, which is never removed.
@@ -98,7 +101,7 @@ def find_cached(name: str) -> CachedModel:
     if os.path.exists(os.path.expanduser(name)) and wanted not in KNOWN_NAMES:
         wanted = os.path.realpath(os.path.expanduser(name))
     found = _cached(wanted, conversions, _downloaded_bytes())
-    if not found.num_bytes:
+    if not found.num_bytes and not found.conversions:
         kept = f" but your drafter {found.own_drafter}, which stays" if found.own_drafter else ""
         raise CheckpointError(
             f"The cache holds nothing of {name}{kept}; redrafter-mlx models lists what it holds."
@@ -133,8 +136,7 @@ def remove(model: CachedModel) -> None:
 
 def _remove_folder(folder: Path) -> None:
     """Take its name away first: interrupted, what is left is a leftover and no model."""
-    partial = partial_name(folder)
-    folder.rename(partial)
+    partial = folder if is_leftover(folder) else folder.rename(partial_name(folder))
     shutil.rmtree(partial)
 
 
@@ -154,15 +156,25 @@ def _refuse_drafter(folder: Path) -> None:
 def _conversions() -> list[Conversion]:
     folders = sorted(models_folder().iterdir()) if models_folder().is_dir() else []
     return [
-        Conversion(folder, _origin_of(folder), size_of(folder))
+        Conversion(folder, _origin_of(folder), size_of(folder), is_leftover(folder))
         for folder in folders
-        if FOLDER_NAME.fullmatch(folder.name) and not folder.is_symlink() and is_complete(folder)
+        if not folder.is_symlink() and (_is_whole(folder) or _is_left(folder))
     ]
+
+
+def _is_whole(folder: Path) -> bool:
+    return FOLDER_NAME.fullmatch(folder.name) is not None and is_complete(folder)
+
+
+def _is_left(folder: Path) -> bool:
+    named = folder.name.rpartition(".partial-")[0]
+    return FOLDER_NAME.fullmatch(named) is not None and is_leftover(folder)
 
 
 def _origin_of(folder: Path) -> Origin:
     """Return what a conversion tells; an old or an interrupted one tells by its name alone."""
-    return read_origin(folder) or Origin(folder.name.rpartition("-v")[0].replace("--", "/"))
+    key = folder.name.rpartition("-v")[0]
+    return read_origin(folder) or Origin(re.split(r"[@+]", key)[0].replace("--", "/"))
 
 
 def _noted_repositories() -> Iterable[str]:
@@ -174,7 +186,8 @@ def _cached(
     name: str, conversions: Iterable[Conversion], downloads: Mapping[str, int]
 ) -> CachedModel:
     own = tuple(entry for entry in conversions if entry.origin.name == name)
-    folder = own[0].folder if own else models_folder() / "none"
+    whole = [entry.folder for entry in own if not entry.is_leftover]
+    folder = whole[0] if whole else models_folder() / "none"
     return CachedModel(
         name=name,
         conversions=own,

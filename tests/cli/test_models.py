@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from redrafter_mlx.cli import models as command
 from redrafter_mlx.config import Quantization
+from redrafter_mlx.folders import new_folder
 from redrafter_mlx.loading.converted import Origin, conversion_folder
 from redrafter_mlx.weights import write_json
 from tests.cli.conftest import Run
@@ -94,3 +96,23 @@ def test_on_a_terminal_it_asks(
     assert result.exit_code == (0 if is_removed else 1)
     assert ("Nothing was removed" in result.stderr) is not is_removed
     assert folder.exists() is not is_removed
+
+
+def test_what_an_interrupted_conversion_left_is_shown_and_removed(run: Run, cache: Path) -> None:
+    left = cache / "models" / "vicuna-7b+q4g64-v1.partial-0123abcd"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(bytes(2_000_000))
+    os.utime(left, (0, 0))
+    line = f"2 MB, left over from an interrupted conversion: {left}"
+    lines = run("models").stdout.splitlines()
+    assert lines[1:3] == ["vicuna-7b     not cached, no drafter", f"              {line}"]
+    result = run("models", "--remove", "vicuna-7b", "--yes")
+    assert (result.exit_code, result.stderr) == (0, f"{line}\n")
+    assert not left.exists()
+
+
+def test_what_a_living_conversion_fills_is_not_shown(run: Run, cache: Path) -> None:
+    with new_folder(cache / "models" / "vicuna-7b-v1") as folder:
+        (folder / "model.safetensors").write_bytes(bytes(2_000_000))
+        os.utime(folder, (0, 0))
+        assert "left over" not in run("models").stdout
