@@ -124,6 +124,7 @@ def _contents(gguf: GgufFile, config: dict[str, Any], options: TargetOptions) ->
         jobs=jobs,
         num_parameters=sum(math.prod(parameter.shape) for parameter in parameters),
         write_others=partial(_write_others, gguf, config, options.chat_template),
+        on_start=options.on_start,
     )
 
 

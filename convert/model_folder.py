@@ -32,6 +32,7 @@ class ModelContents:
         jobs: What makes the tensors.
         num_parameters: How many weights the model has, packed ones counted singly.
         write_others: Writes the tokenizer and whatever else goes beside the weights.
+        on_start: See ``TargetOptions``.
         notes: A line each for what was not taken over as it was.
     """
 
@@ -39,6 +40,7 @@ class ModelContents:
     jobs: Sequence[TensorJob]
     num_parameters: int
     write_others: Callable[[Path], None]
+    on_start: Callable[[int, int], None]
     notes: tuple[str, ...] = ()
 
 
@@ -62,6 +64,7 @@ def write_model(
     with new_folder(out) as folder:
         writer = ModelWriter(folder, entries)
         _require_room(folder, out, writer.num_bytes)
+        contents.on_start(writer.num_bytes, contents.num_parameters)
         contents.write_others(folder)
         with writer:
             _write_tensors(writer, contents.jobs, on_progress or (lambda *_: None))

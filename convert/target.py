@@ -146,6 +146,7 @@ def _contents(
         jobs=jobs,
         num_parameters=model.num_parameters,
         write_others=partial(_copy_others, source, options.chat_template),
+        on_start=options.on_start,
         notes=(*needed.notes, *_notes(source, model, options.quantization)),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -9,6 +10,10 @@ import mlx.core as mx
 from redrafter_mlx.config import FLOAT_DTYPES, Quantization
 from redrafter_mlx.convert.float_dtypes import MLX_DTYPES
 from redrafter_mlx.errors import CheckpointError, ConfigError
+
+
+def _start(num_bytes: int, num_parameters: int) -> None:
+    """Let a conversion begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +25,14 @@ class TargetOptions:
             and, where it says nothing or the weights are quantised, what is stored.
         quantization: How to quantise linear layers and embedding, ``None`` for not at all.
         chat_template: Written as chat_template.jinja where the source has no template.
+        on_start: Is told the bytes of the tensors and the number of weights once all that can
+            be checked is, before the first tensor; may raise.
     """
 
     dtype: str | None = None
     quantization: Quantization | None = None
     chat_template: str | None = None
+    on_start: Callable[[int, int], None] = _start
 
     def __post_init__(self) -> None:
         """Check the dtype."""

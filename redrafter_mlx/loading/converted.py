@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -51,6 +51,13 @@ class Origin:
         packing = self.quantization
         quantized = f", {packing.bits} bits in groups of {packing.group_size}" if packing else ""
         return f"{self.name}{revision}{quantized}"
+
+    @property
+    def plan(self) -> str:
+        """What is made of the model, to be put behind a verb."""
+        packing = self.quantization
+        packed = f" to {packing.bits} bits (groups of {packing.group_size})," if packing else ""
+        return f"{replace(self, quantization=None).label}{packed} once"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object."""

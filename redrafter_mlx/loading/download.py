@@ -41,11 +41,26 @@ class _Listing:
         return sum(size or 0 for size in self.sizes.values())
 
 
+@dataclass(frozen=True, slots=True)
+class SizeLimit:
+    """How large a repository may be.
+
+    Attributes:
+        max_bytes: More than this is not downloaded.
+        memory_bytes: The machine's memory, for which it would be too large.
+        remedy: What to do then.
+    """
+
+    max_bytes: int
+    memory_bytes: int
+    remedy: str
+
+
 def fetch(
     repository: str,
     revision: str | None = None,
     watch: Watch = SILENT,
-    max_bytes: int | None = None,
+    limit: SizeLimit | None = None,
 ) -> Path:
     """Return the folder of a repository's needed files, downloading what is missing.
 
@@ -55,7 +70,7 @@ def fetch(
         repository: ``org/name``.
         revision: Branch, tag or commit.
         watch: Is told of a download.
-        max_bytes: The machine's memory, where the files must fit it as they are.
+        limit: Of the files' size.
 
     Raises:
         CheckpointError: The repository, or a file of it, cannot be got, or it is too large.
@@ -65,7 +80,7 @@ def fetch(
     if folder is not None:
         return folder
     try:
-        return _download(repository, revision, record, watch, max_bytes)
+        return _download(repository, revision, record, watch, limit)
     except ReDrafterError:
         raise
     except Exception as error:  # whatever fails on the way is the user's to know in one line
@@ -111,7 +126,7 @@ def _downloaded(repository: str, record: Path) -> Path | None:
 
 
 def _download(
-    repository: str, revision: str | None, record: Path, watch: Watch, max_bytes: int | None
+    repository: str, revision: str | None, record: Path, watch: Watch, limit: SizeLimit | None
 ) -> Path:
     from huggingface_hub import snapshot_download
 
@@ -123,10 +138,10 @@ def _download(
         if folder is None:
             raise
         return folder
-    if max_bytes is not None and listing.num_bytes > max_bytes:
+    if limit is not None and listing.num_bytes > limit.max_bytes:
         raise CheckpointError(
             f"{repository} is {readable_size(listing.num_bytes)} and this machine has "
-            f"{readable_size(max_bytes)} of memory; add --quantize 4 or choose a smaller model."
+            f"{readable_size(limit.memory_bytes)} of memory; {limit.remedy}."
         )
     watch.note(
         f"Downloading {repository}: {len(listing.sizes)} files, {readable_size(listing.num_bytes)}"

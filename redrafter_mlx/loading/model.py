@@ -76,7 +76,9 @@ def load(
         ShapeError: An explicit drafter does not fit the model.
     """
     name = str(name_or_path)
-    folder = resolve_model(name, revision=revision, quantization=quantization, watch=watch)
+    folder = resolve_model(
+        name, revision=revision, quantization=quantization, dtype=dtype, watch=watch
+    )
     drafter_folder = _drafter_folder(name, folder, drafter)
     with _told_how_to_repair(folder):
         need = memory_need(folder, drafter_folder, dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +29,7 @@ from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.loading.watch import Watch
 from redrafter_mlx.weights import read_json, save_tensors, write_json
 from tests.convert.tiny_gguf import write_tiny
+from tests.hub_server import serve_hub, use_hub
 from tests.tiny_vicuna import CONFIG, tiny_target, write_tiny_vicuna
 
 FOUR_BITS = Quantization(4, 32)
@@ -126,6 +128,55 @@ def test_quantised_weights_are_not_quantised_again(
         f"The weights of {ready_folder} are quantised already; leave out --quantize."
     )
     assert conversions(cache) == []
+
+
+@pytest.mark.parametrize(
+    ("packing", "dtype", "remedy"),
+    [
+        (None, "stored", "add --quantize 4 or choose a smaller model."),
+        (None, "float32", "choose a smaller model."),
+        (FOUR_BITS, "stored", "choose a smaller model: at 4 bits it is too large, too."),
+        (FOUR_BITS, "float32", "choose a smaller model: at 4 bits it is too large, too."),
+    ],
+)
+def test_what_would_not_fit_the_memory_is_not_converted(
+    torch_folder: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    packing: Quantization | None,
+    dtype: str,
+    remedy: str,
+) -> None:
+    """Refused before the first tensor, and just what fits is converted."""
+    weights = load_target(resolve_model(torch_folder, quantization=packing), dtype).parameters()
+    need = sum(value.nbytes for _, value in tree_flatten(weights))
+    shutil.rmtree(cache)
+    notes: list[str] = []
+    watch = Watch(notes.append, lambda *_: notes.append("a tensor"))
+    for memory, is_refused in ((need - 1, True), (need, False)):
+        monkeypatch.setattr(hub, "total_memory_bytes", lambda memory=memory: memory)
+        try:
+            resolve_model(torch_folder, quantization=packing, dtype=dtype, watch=watch)
+            assert not is_refused
+        except CheckpointError as error:
+            assert is_refused
+            assert " of memory; " in str(error) and str(error).endswith(remedy)
+            assert notes == [] and conversions(cache) == []
+
+
+def test_a_repository_that_is_too_large_at_any_bits_is_not_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights may have 32 bits each, so that much of it can vanish."""
+    monkeypatch.setattr(hub, "total_memory_bytes", lambda: 1000)
+    with serve_hub() as server:
+        server.add("org/name", {"config.json": b"{}", "model.safetensors": bytes(7000)})
+        use_hub(monkeypatch, server.url, tmp_path / "hub")
+        with pytest.raises(CheckpointError, match="at 4 bits it is too large, too"):
+            resolve_model("org/name", quantization=FOUR_BITS)
+        assert server.files_asked == {"config.json"}
+        with pytest.raises(CheckpointError, match="model_type"):
+            resolve_model("org/name", quantization=Quantization(4, 64))
 
 
 def test_the_default_model_is_quantised_already(cache: Path) -> None:

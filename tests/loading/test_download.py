@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from redrafter_mlx.errors import CheckpointError
-from redrafter_mlx.loading.download import fetch
+from redrafter_mlx.loading.download import SizeLimit, fetch
 from redrafter_mlx.loading.watch import Watch
 from tests.hub_server import HubServer, Refusal, commit_of, serve_hub, use_hub
 
@@ -61,10 +61,12 @@ def test_only_the_needed_files_are_asked_for_and_only_once(hub: HubServer) -> No
 
 
 def test_more_than_the_memory_holds_is_refused_before_it_comes(hub: HubServer) -> None:
-    with pytest.raises(CheckpointError, match=r"org/name is 102 kB .* has 50 kB of memory; add"):
-        fetch(NAME, max_bytes=50_000)
+    with pytest.raises(
+        CheckpointError, match=r"org/name is 102 kB .* has 60 kB of memory; add less"
+    ):
+        fetch(NAME, limit=SizeLimit(50_000, 60_000, "add less"))
     assert not hub.files_asked
-    assert fetch(NAME, max_bytes=200_000).is_dir()
+    assert fetch(NAME, limit=SizeLimit(200_000, 60_000, "")).is_dir()
 
 
 def test_it_lies_in_the_cache_of_huggingface_hub_alone(hub: HubServer, tmp_path: Path) -> None:
