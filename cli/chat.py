@@ -36,7 +36,7 @@ def chat(model: ModelOptions, answer: AnswerOptions, program: ProgramOptions) ->
     from redrafter_mlx.loading.hub import cache_folder
 
     config = answer.generation_config()
-    loaded = model.load()
+    loaded = model.load(answer.thinking)
     conversation = Conversation(
         loaded, system=answer.system, config=config, thinking=answer.thinking
     )

@@ -17,7 +17,6 @@ from redrafter_mlx.cli.options import (
     quantization,
 )
 from redrafter_mlx.config import FLOAT_DTYPES
-from redrafter_mlx.sizes import readable_size
 
 if TYPE_CHECKING:
     from redrafter_mlx.loading.watch import Watch
@@ -169,6 +168,7 @@ def _convert_target(
     source: Path, folders: FolderOptions, weights: WeightOptions, watch: Watch
 ) -> list[str]:
     from redrafter_mlx.convert.target import TargetOptions, convert_target
+    from redrafter_mlx.loading.converted import size_text
     from redrafter_mlx.loading.hub import chat_template_of
 
     options = TargetOptions(
@@ -177,5 +177,7 @@ def _convert_target(
         chat_template=chat_template_of(folders.source),
     )
     made = convert_target(source, folders.out, options, watch.progress)
-    size = readable_size(made.num_bytes)
-    return [f"{folders.out}: {size}, {render.counted(made.num_tensors, 'tensor')}", *made.notes]
+    return [
+        f"{folders.out}: {size_text(folders.out)}, {render.counted(made.num_tensors, 'tensor')}",
+        *made.notes,
+    ]

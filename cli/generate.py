@@ -72,7 +72,7 @@ def generate(
     """Answer one prompt: the text on stdout, all else on stderr."""
     _check_together(prompt, model, answer, output)
     text, config = prompt.text(), answer.generation_config()
-    loaded = model.load()
+    loaded = model.load(answer.thinking)
     if output.compare and loaded.drafter is None:
         raise ConfigError(
             f"--compare needs a drafter, and none was found for {loaded.name}; name one with "

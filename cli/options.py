@@ -153,15 +153,17 @@ class ModelOptions:
                 "it contradicts --drafter; leave one of them out.", param_hint="--no-drafter"
             )
 
-    def load(self) -> LoadedModel:
-        """Load the model and show its notices.
+    def load(self, thinking: bool | None = None) -> LoadedModel:
+        """Load the model, check that it can think as asked, and show its notices.
 
         Raises:
             CheckpointError: A file is missing or broken, or the model is not supported.
             ShapeError: The drafter does not fit the model.
+            PromptError: The chat template has no switch for thinking.
         """
         from redrafter_mlx.loading.model import load
         from redrafter_mlx.loading.watch import Watch
+        from redrafter_mlx.text import require_thinking_switch
 
         if self.drafter is not None:
             _require_drafter(self.drafter)
@@ -175,6 +177,8 @@ class ModelOptions:
                 quantization=quantization(self.quantize, self.group_size),
                 watch=Watch(activity.note, activity.progress),
             )
+        if thinking is not None:
+            require_thinking_switch(model.tokenizer, thinking)
         for notice in model.notices:
             render.note(notice)
         return model

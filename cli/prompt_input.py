@@ -24,7 +24,8 @@ def require_utf8(text: str, name: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise PromptError(f"{name} is not UTF-8 at character {error.start}; convert it.") from error
+        position = len(text[: error.start].encode())
+        raise PromptError(f"{name} is not UTF-8 at byte {position}; convert it.") from error
     return text
 
 

@@ -100,7 +100,7 @@ class Conversation:
                 template has no switch for thinking.
         """
         if thinking is not None:
-            require_thinking_switch(model.tokenizer)
+            require_thinking_switch(model.tokenizer, thinking)
         self._thinking = thinking
         self.config = config or GenerationConfig()
         self.stats: DecodeStats | None = None

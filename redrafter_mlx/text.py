@@ -68,7 +68,7 @@ def has_chat_template(tokenizer: Any) -> bool:
     return bool(getattr(tokenizer, "chat_template", None))
 
 
-def require_thinking_switch(tokenizer: Any) -> None:
+def require_thinking_switch(tokenizer: Any, thinking: bool) -> None:
     """Raise PromptError where the chat template does not ask whether to think."""
     template = getattr(tokenizer, "chat_template", None) or ""
     if isinstance(template, Mapping):  # several by name; "default" is the one in use
@@ -76,7 +76,7 @@ def require_thinking_switch(tokenizer: Any) -> None:
     if THINKING_SWITCH not in template:
         raise PromptError(
             f"The model's chat template has no switch for thinking ({THINKING_SWITCH}); leave "
-            "out --thinking or --no-thinking (thinking=None)."
+            f"out {'--thinking' if thinking else '--no-thinking'}."
         )
 
 
@@ -93,7 +93,7 @@ def render_chat(
             there is no template and they are more than one user turn.
     """
     if thinking is not None:
-        require_thinking_switch(tokenizer)
+        require_thinking_switch(tokenizer, thinking)
     if has_chat_template(tokenizer):
         return encode_chat(tokenizer, render_text(tokenizer, messages, thinking))
     if [message["role"] for message in messages] != ["user"]:

@@ -16,8 +16,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from redrafter_mlx.errors import CheckpointError, ReDrafterError
+from redrafter_mlx.loading.hub_errors import explain, is_out_of_reach
 from redrafter_mlx.loading.hub_files import needed_files
-from redrafter_mlx.loading.known import KNOWN_NAMES, cache_folder
+from redrafter_mlx.loading.known import cache_folder
 from redrafter_mlx.loading.watch import SILENT, Watch
 from redrafter_mlx.sizes import readable_size
 from redrafter_mlx.weights import read_index, read_json, write_json
@@ -84,17 +85,26 @@ def fetch(
     except ReDrafterError:
         raise
     except Exception as error:  # whatever fails on the way is the user's to know in one line
-        raise _explain(repository, revision, error) from error
+        raise explain(repository, revision, error) from error
 
 
 def fetch_config(repository: str, revision: str | None) -> Path | None:
     """Return a folder with the repository's config.json alone, ``None`` if it cannot be got."""
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
 
+    folder = _downloaded(repository, record_file(repository, revision))
+    if folder is not None:
+        return folder
     try:
-        return Path(hf_hub_download(repository, "config.json", revision=revision)).parent
+        HfApi().model_info(repository, revision=revision)  # fails at once, a download tries again
+        with _quiet_hub():
+            place = hf_hub_download(repository, "config.json", revision=revision)
     except Exception:  # why is told when the rest is fetched
+        with suppress(Exception):
+            place = try_to_load_from_cache(repository, "config.json", revision=revision)
+            return Path(place).parent if isinstance(place, str) else None
         return None
+    return Path(place).parent
 
 
 def record_file(repository: str, revision: str | None) -> Path:
@@ -134,7 +144,7 @@ def _download(
         listing = _list(repository, revision)
     except Exception as error:
         # Without a network what another program downloaded serves, too.
-        folder = _local(repository, revision) if _is_out_of_reach(error) else None
+        folder = _local(repository, revision) if is_out_of_reach(error) else None
         if folder is None:
             raise
         return folder
@@ -225,61 +235,3 @@ def _check_all_there(folder: Path, files: Sequence[str]) -> None:
             raise CheckpointError(
                 f"{name} is not in {folder}: the download is incomplete; run again with a network."
             )
-
-
-def _explain(repository: str, revision: str | None, error: Exception) -> CheckpointError:
-    what, remedy = _reason(revision, error)
-    return CheckpointError(
-        f"{repository} is no folder here and on the Hugging Face Hub it {what}; {remedy}, or "
-        f"choose one of: {', '.join(KNOWN_NAMES)}."
-    )
-
-
-def _is_out_of_reach(error: Exception) -> bool:
-    """Whether this is no answer about the repository, but none, or one that the server is ill."""
-    from huggingface_hub import errors
-
-    if isinstance(error, errors.HfHubHTTPError):
-        return (_status_of(error) or 0) >= 500
-    return isinstance(error, OSError | errors.OfflineModeIsEnabled) or _is_transport(error)
-
-
-def _is_transport(error: Exception) -> bool:
-    """Whether the HTTP library, whichever huggingface_hub uses, got no answer."""
-    return any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
-
-
-def _reason(revision: str | None, error: Exception) -> tuple[str, str]:
-    """Return what happened, and what helps."""
-    from huggingface_hub import errors
-
-    if isinstance(error.__cause__, errors.HfHubHTTPError):
-        error = error.__cause__
-    if isinstance(error, errors.GatedRepoError):
-        return "asks for its terms to be accepted", "accept them on its page and log in"
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return "is not there, or is private", "check the name, or log in"
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"has no revision {revision!r:.80}", "check the revision"
-    if isinstance(error, errors.HFValidationError):
-        return "is not a name that it allows", "give org/name"
-    if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
-        return "is not in the local cache and cannot be reached", "check the network"
-    if type(error).__name__ == "ConnectError":
-        return "is not in the local cache and cannot be reached", "check the network"
-    if _status_of(error) == 401:
-        return "does not let you in", "log in, or check the token"
-    return f"cannot be got ({_one_line(error):.200})", "run again, what is complete is kept"
-
-
-def _one_line(error: Exception) -> str:
-    status = _status_of(error)
-    if status is not None:
-        return f"the server answered {status}"
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _status_of(error: Exception) -> int | None:
-    """Return the status of the HTTP answer that an error tells of."""
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    return status if isinstance(status, int) else None

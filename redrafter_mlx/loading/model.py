@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import CPU_BEAM_SHAPE, GPU_BEAM_SHAPE, BeamShape, Quantization
+from redrafter_mlx.convert.model_files import VOCABULARY_FILES
 from redrafter_mlx.convert.tokenizer_files import check_sizes, check_texts
 from redrafter_mlx.errors import CheckpointError, ReDrafterError
 from redrafter_mlx.loading.converted import is_conversion
@@ -84,7 +85,7 @@ def load(
         need = memory_need(folder, drafter_folder, dtype)
     notices = check_memory(name, need, MachineMemory.of_this_machine())
     with _told_how_to_repair(folder):
-        target, tokenizer = load_target(folder, dtype), load_tokenizer(folder)
+        tokenizer, target = load_tokenizer(folder), load_target(folder, dtype)
     load_from = _load_found if drafter == "auto" else _load_named
     found = load_from(name, drafter_folder, target, dtype)
     return LoadedModel(
@@ -126,6 +127,10 @@ def load_tokenizer(folder: Path) -> Any:
         CheckpointError: There is none, or it is damaged.
     """
     check_sizes(folder)
+    if not any((folder / name).is_file() for name in VOCABULARY_FILES):
+        raise CheckpointError(
+            f"{folder} has no tokenizer.json; copy the model's tokenizer files there."
+        )
     # Without it transformers says on import that there is no PyTorch, which is not missed.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer

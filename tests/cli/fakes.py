@@ -31,6 +31,7 @@ class FakeLibrary:
         notices: What ``load`` has to say,
         loading_notes: and what it tells on the way.
         error: What ``stream_generate`` raises at once.
+        chat_template: The tokenizer's.
         prefill: Tokens of a prompt of 100 that are read when ``on_prefill`` is called.
         loads: Arguments of each ``load``.
         runs: Prompt and configuration of each ``stream_generate``.
@@ -42,6 +43,7 @@ class FakeLibrary:
     notices: tuple[str, ...] = ()
     loading_notes: tuple[str, ...] = ()
     error: Exception | None = None
+    chat_template: str = "{{ enable_thinking }}"
     prefill: Sequence[int] = ()
     loads: list[dict[str, Any]] = field(default_factory=list)
     runs: list[tuple[list[int], GenerationConfig]] = field(default_factory=list)
@@ -60,8 +62,9 @@ class FakeLibrary:
         for line in self.loading_notes:
             watch.note(line)
         found = SimpleNamespace(config=DRAFTER) if self.has_drafter and drafter else None
+        tokenizer = SimpleNamespace(chat_template=self.chat_template)
         target: Any = SimpleNamespace(config=SimpleNamespace(vocab_size=1000, max_positions=99))
-        return LoadedModel(name, None, target, found, None, frozenset(), self.notices)  # type: ignore[arg-type]
+        return LoadedModel(name, None, target, found, tokenizer, frozenset(), self.notices)  # type: ignore[arg-type]
 
     def stream_generate(
         self,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from redrafter_mlx.cli import render
+from redrafter_mlx.sizes import readable_size
 from redrafter_mlx.weights import read_json
 from tests.cli.conftest import Run
 from tests.cli.tiny_source import write_drafter
@@ -46,7 +47,8 @@ def test_a_folder_becomes_a_model(run: Run, source: Path, tmp_path: Path) -> Non
     result = run("convert", str(source), "--out", str(out), *options)
     assert (result.exit_code, result.stderr) == (0, "")
     first, *notes = result.stdout.splitlines()
-    assert first.startswith(f"{out}: 1") and first.endswith(" tensors")
+    size = readable_size(sum(path.stat().st_size for path in out.iterdir()))
+    assert first.startswith(f"{out}: {size}, ") and first.endswith(" tensors")
     assert any("rotary" in note for note in notes)
     config = read_json(out / "config.json")
     assert (config["quantization"]["bits"], config["quantization"]["group_size"]) == (8, 32)

@@ -107,6 +107,21 @@ def test_thinking_reaches_the_template(
     assert {tuple(asked) for asked, _ in library.runs} == {tuple(prompt)}
 
 
+@pytest.mark.parametrize("command", [["generate", "--prompt", "Hi"], ["chat"]])
+@pytest.mark.parametrize("option", ["--thinking", "--no-thinking"])
+def test_a_switch_that_the_template_lacks_is_refused_in_one_line(
+    run: Run, library: FakeLibrary, command: list[str], option: str
+) -> None:
+    """It names the option that was given and no other, and no notice stands before it."""
+    library.notices, library.chat_template = ("a notice",), "{{ messages }}"
+    result = run(*command, option)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        "redrafter-mlx: The model's chat template has no switch for thinking (enable_thinking); "
+        f"leave out {option}.\n"
+    )
+
+
 @pytest.mark.parametrize("option", ["--thinking", "--no-thinking"])
 def test_raw_prompt_has_no_switch(run: Run, library: FakeLibrary, option: str) -> None:
     result = run(*ASK, "--raw", option)
@@ -169,7 +184,7 @@ def test_raw_prompt_has_no_template(run: Run, library: FakeLibrary) -> None:
         ("-", "", "The prompt is empty"),
         ("-", "\n", "The prompt is empty"),
         ("-", b"ab\xff", "Standard input is not UTF-8 at byte 2"),
-        ("ab\udcff", "", "The prompt is not UTF-8 at character 2"),
+        ("aß\udcff", "", "The prompt is not UTF-8 at byte 3"),
     ],
 )
 def test_prompt_that_is_none(

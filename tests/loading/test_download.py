@@ -9,11 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from redrafter_mlx.errors import CheckpointError
-from redrafter_mlx.loading.download import SizeLimit, fetch
+from redrafter_mlx.loading.download import SizeLimit, fetch, fetch_config
 from redrafter_mlx.loading.watch import Watch
 from tests.hub_server import HubServer, Refusal, commit_of, serve_hub, use_hub
 
 NAME = "org/name"
+HUB = "the Hugging Face Hub"
 NEEDED = {
     "config.json": b'{"a": 1}',
     "tokenizer.json": b"{}",
@@ -114,7 +115,7 @@ def test_a_download_that_stays_broken_is_one_line_and_a_rerun_repairs_it(
     hub: HubServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     hub.cuts["model.safetensors"], hub.cut_once = 0, False
-    assert "cannot be got (" in refusal()
+    assert "cannot be got from the Hugging Face Hub (" in refusal()
     assert capfd.readouterr() == ("", ""), "no line for each try"
     hub.cuts.clear()
     hub.requests.clear()
@@ -129,7 +130,10 @@ def test_a_download_that_stays_broken_is_one_line_and_a_rerun_repairs_it(
 @pytest.mark.parametrize(
     ("is_hidden", "told"),
     [
-        (False, "it cannot be got (Consistency check failed: file should be of size 102400"),
+        (
+            False,
+            f"cannot be got from {HUB} (Consistency check failed: file should be of size 102400",
+        ),
         (True, "model.safetensors came with 102393 bytes and not 102400; run again"),
     ],
 )
@@ -146,13 +150,48 @@ def test_a_wrong_length_is_one_line_and_a_rerun_repairs_it(
 @pytest.mark.parametrize(
     ("place", "status", "code", "told"),
     [
-        (NAME, 404, "RepoNotFound", "is not there, or is private; check the name, or log in"),
-        (NAME, 401, None, "does not let you in; log in, or check the token"),
-        (NAME, 401, "RepoNotFound", "is not there, or is private; check the name, or log in"),
-        (NAME, 403, "GatedRepo", "asks for its terms to be accepted; accept them on its page"),
-        (NAME, 401, "GatedRepo", "asks for its terms to be accepted; accept them on its page"),
-        (NAME, 403, None, "cannot be got (the server answered 403); run again"),
-        (NAME, 500, None, "cannot be got (the server answered 500); run again"),
+        (
+            NAME,
+            404,
+            "RepoNotFound",
+            "is no folder here, and not on the Hugging Face Hub or private there; check",
+        ),
+        (
+            NAME,
+            401,
+            None,
+            "is not for you on the Hugging Face Hub (the server answered 401); log in",
+        ),
+        (
+            NAME,
+            401,
+            "RepoNotFound",
+            "is no folder here, and not on the Hugging Face Hub or private there; check",
+        ),
+        (
+            NAME,
+            403,
+            "GatedRepo",
+            "asks for its terms to be accepted on the Hugging Face Hub; accept",
+        ),
+        (
+            NAME,
+            401,
+            "GatedRepo",
+            "asks for its terms to be accepted on the Hugging Face Hub; accept",
+        ),
+        (
+            NAME,
+            403,
+            None,
+            "cannot be got from the Hugging Face Hub (the server answered 403); run again",
+        ),
+        (
+            NAME,
+            500,
+            None,
+            "cannot be got from the Hugging Face Hub (the server answered 500); run again",
+        ),
         ("model.safetensors", 403, "GatedRepo", "asks for its terms to be accepted"),
         ("model.safetensors", 404, "EntryNotFound", "(the server answered 404); run again"),
         ("model.safetensors", 500, None, "(the server answered 500); run again"),
@@ -165,14 +204,18 @@ def test_a_refusal_is_one_line_and_a_rerun_repairs_it(
     hub.refusals[path] = Refusal(status, code)
     message = refusal()
     assert told in message
-    assert message.startswith("org/name is no folder here and on the Hugging Face Hub it ")
+    assert message.startswith("org/name ") and message.endswith(", or choose smollm2-135m.")
     hub.refusals.clear()
     assert {path.name for path in fetch(NAME).iterdir()} == NEEDED.keys()
 
 
 def test_what_the_hub_does_not_know_is_told(hub: HubServer) -> None:
-    assert "has no revision 'v3'; check the revision" in refusal("v3")
-    with pytest.raises(CheckpointError, match="is not a name that it allows; give org/name"):
+    assert refusal("v3") == (
+        f"revision 'v3' of org/name is not on {HUB}; give a branch, a tag or a whole commit."
+    )
+    with pytest.raises(
+        CheckpointError, match="is no name that the Hugging Face Hub allows; give org/name"
+    ):
         fetch("org/two--dashes")
 
 
@@ -195,7 +238,35 @@ def test_without_a_network_one_line_says_so(
 ) -> None:
     stop(monkeypatch, tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", is_forbidden)
-    assert "is not in the local cache and cannot be reached; check the network" in refusal()
+    unreached = f"in the local cache, and {HUB} cannot be reached; check the network"
+    assert refusal() == (
+        f"org/name is neither a folder here nor {unreached}, or choose smollm2-135m."
+    )
+    assert refusal("v3") == f"revision 'v3' of org/name is not {unreached}."
+    with pytest.raises(CheckpointError) as refused:
+        fetch("lmsys/vicuna-7b-v1.3")
+    assert str(refused.value) == (
+        f"vicuna-7b (lmsys/vicuna-7b-v1.3) is not {unreached}, or choose smollm2-135m."
+    )
+
+
+def test_a_look_at_the_configuration_is_quick_and_quiet_without_a_network(
+    hub: HubServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """No line for each try, and no second try; what is in the cache serves."""
+    fetched = fetch_config(NAME, None)
+    assert fetched is not None and [path.name for path in fetched.iterdir()] == ["config.json"]
+    waits: list[float] = []
+    waiting = SimpleNamespace(sleep=waits.append)
+    for module in ("file_download", "utils._http"):
+        monkeypatch.setattr(f"huggingface_hub.{module}.time", waiting)
+    stop(monkeypatch, tmp_path)
+    assert fetch_config(NAME, None) == fetched
+    assert fetch_config("org/other", None) is None
+    assert (waits, capfd.readouterr()) == ([], ("", ""))
 
 
 def test_without_a_network_what_another_program_downloaded_serves(
@@ -216,7 +287,7 @@ def test_without_a_network_what_another_program_downloaded_serves(
     assert "model-2.safetensors is not in" in refusal()
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").unlink()
-    assert "is not in the local cache and cannot be reached; check the network" in refusal()
+    assert "in the local cache, and the Hugging Face Hub cannot be reached" in refusal()
 
 
 def test_no_bars_where_nobody_looks(hub: HubServer, capfd: pytest.CaptureFixture[str]) -> None:
