@@ -108,7 +108,8 @@ def _refuse_other_formats(cursor: FileCursor) -> None:
             "torch.save(torch.load(old_path, weights_only=True), new_path)."
         )
     raise CheckpointError(
-        f"{cursor.path} is not a PyTorch zip file; check that it is the right one and whole."
+        f"{cursor.path} is neither safetensors, nor a PyTorch file of 1.6 or later, nor GGUF; "
+        "check that it is the right one and whole."
     )
 
 

@@ -62,8 +62,8 @@ CASES: dict[str, Case] = {
         f"pickle: {name}": Case(in_model(BIN, pickled(make)), words)
         for name, (make, words) in PICKLES.items()
     },
-    "pickle without a zip": Case(in_model(BIN, raw_pickle), "is not a PyTorch zip file"),
-    "pickle alone": Case(alone("a.pt", pickle.dumps({"a": touch(CANARY)})), "not a PyTorch", False),
+    "pickle without a zip": Case(in_model(BIN, raw_pickle), "nor a PyTorch file"),
+    "pickle alone": Case(alone("a.pt", pickle.dumps({"a": touch(CANARY)})), "nor a PyTorch", False),
     "pickle named safetensors": Case(in_model(SAFETENSORS, raw_pickle), "truncated or damaged"),
     "zip bomb": Case(in_model(BIN, bomb), "is compressed or encrypted"),
     "zip of overlaps": Case(in_model(BIN, overlapping), "overlaps another"),
@@ -73,7 +73,7 @@ CASES: dict[str, Case] = {
     "zip cut to half": Case(cut(BIN, 0.5), "truncated or damaged"),
     "zip cut in its directory": Case(cut(BIN, 0.99), "truncated or damaged"),
     "zip cut by a byte": Case(cut(BIN, 1.0), "truncated or damaged"),
-    "bin of zeros": Case(in_model(BIN, bytes(4096)), "is not a PyTorch zip file"),
+    "bin of zeros": Case(in_model(BIN, bytes(4096)), "nor a PyTorch file"),
     "bin with NaN": Case(
         lambda to: torch_model(to, spoiled(UP, float("nan"))), f"'{UP}' holds NaN or infinity"
     ),

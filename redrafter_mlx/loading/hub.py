@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,8 @@ __all__ = [
     "resolve_model",
 ]
 
+_PATH_BEGINNING = re.compile(r"[/~]|\.\.?(/|$)")
+_FILE_ENDING = re.compile(r"\.(gguf|safetensors|bin|pt|pth|json)$")
 _PACKAGED_DRAFTERS = Path(__file__).resolve().parents[1] / "drafters"
 
 
@@ -78,6 +81,7 @@ def resolve_model(
     if not is_known_name(name) and os.path.exists(os.path.expanduser(name)):
         _refuse_revision(name, revision)
         return _local_model(Path(os.path.expanduser(name)), quantization, how)
+    _refuse_missing_path(name)
     if is_known_name(name) or is_repository(name):
         return _hub_model(Origin(short_name(name), revision, quantization), how)
     raise _unknown(name)
@@ -97,6 +101,7 @@ def find_source(name_or_path: str | Path, revision: str | None, watch: Watch = S
     if not is_known_name(name) and os.path.exists(os.path.expanduser(name)):
         _refuse_revision(name, revision)
         return Path(os.path.expanduser(name))
+    _refuse_missing_path(name)
     if is_known_name(name) or is_repository(name):
         return fetch(repository_of(name), revision, watch)
     raise _unknown(name)
@@ -253,8 +258,14 @@ def _refuse_revision(name: str, revision: str | None) -> None:
         )
 
 
+def _refuse_missing_path(name: str) -> None:
+    """Refuse what can only be meant as a path; nothing lies there."""
+    if not is_known_name(name) and (_PATH_BEGINNING.match(name) or _FILE_ENDING.search(name)):
+        raise CheckpointError(f"There is no file or folder {name!r:.200}; check the path.")
+
+
 def _unknown(name: str) -> CheckpointError:
     return CheckpointError(
-        f"There is no folder and no model {name!r}; give a folder, a Hub repository org/name or "
-        f"one of: {', '.join(KNOWN_NAMES)}."
+        f"There is no folder and no model {name!r:.200}; give a folder, a Hub repository org/name "
+        f"or one of: {', '.join(KNOWN_NAMES)}."
     )

@@ -85,7 +85,7 @@ def load(
         need = memory_need(folder, drafter_folder, dtype)
     notices = check_memory(name, need, MachineMemory.of_this_machine())
     with _told_how_to_repair(folder):
-        tokenizer, target = load_tokenizer(folder), load_target(folder, dtype)
+        target, tokenizer = load_target(folder, dtype), load_tokenizer(folder)
     load_from = _load_found if drafter == "auto" else _load_named
     found = load_from(name, drafter_folder, target, dtype)
     return LoadedModel(
@@ -127,10 +127,6 @@ def load_tokenizer(folder: Path) -> Any:
         CheckpointError: There is none, or it is damaged.
     """
     check_sizes(folder)
-    if not any((folder / name).is_file() for name in VOCABULARY_FILES):
-        raise CheckpointError(
-            f"{folder} has no tokenizer.json; copy the model's tokenizer files there."
-        )
     # Without it transformers says on import that there is no PyTorch, which is not missed.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer
@@ -146,6 +142,10 @@ def load_tokenizer(folder: Path) -> Any:
     except Exception as error:
         # transformers raises many kinds here; all of them mean an unusable folder.
         check_texts(folder)  # says more plainly which file it is
+        if not any((folder / name).is_file() for name in VOCABULARY_FILES):
+            raise CheckpointError(
+                f"{folder} has no tokenizer.json; copy the model's tokenizer files there."
+            ) from error
         reason = " ".join((str(error) or type(error).__name__).split())[:200]
         raise CheckpointError(f"The tokenizer in {folder} cannot be loaded: {reason}") from error
     return tokenizer

@@ -83,7 +83,11 @@ def test_what_is_neither_is_refused(tmp_path: Path) -> None:
     save_tensors(tmp_path / "odd.safetensors", {"conv.weight": mx.zeros((3,))})
     assert "neither a drafter nor a model, 'conv.weight'" in refusal(tmp_path / "odd.safetensors")
     (tmp_path / "text.bin").write_text("hello")
-    assert "is not a PyTorch zip file" in refusal(tmp_path / "text.bin")
+    for name in ("text.bin", "text.gguf", "text"):
+        (tmp_path / name).write_text("hello")
+        assert "is neither safetensors, nor a PyTorch file of 1.6 or later, nor GGUF; check" in (
+            refusal(tmp_path / name)
+        )
     folder = tmp_path / "ranks"
     folder.mkdir()
     save_tensors(folder / "rank0.safetensors", TENSORRT_BASE)

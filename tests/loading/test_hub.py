@@ -20,6 +20,7 @@ from redrafter_mlx.loading.hub import (
     KNOWN_NAMES,
     cache_folder,
     find_drafter,
+    find_source,
     is_known_name,
     resolve_model,
 )
@@ -200,11 +201,23 @@ def test_what_is_no_model_is_refused_with_the_known_names(tmp_path: Path) -> Non
     assert "x.gguf" in refusal(tmp_path / "x.gguf")
     (tmp_path / "x.bin").write_bytes(b"GGUF")
     assert "is a file; give the folder" in refusal(tmp_path / "x.bin")
-    names = ["smollm", "", "a/b/c", "../no/such", str(tmp_path / "no"), "a b/c", "~nobody/x", "\0"]
+    names = ["smollm", "", "a/b/c", "a b/c", "\0"]
     for name in [*names, "x" * 5000]:
         message = refusal(name)
         assert message.startswith("There is no folder and no model")
         assert all(known in message for known in KNOWN_NAMES)
+
+
+@pytest.mark.parametrize(
+    "name", ["x.gguf", "org/x.gguf", "a/x.safetensors", "../no", "./no", "/no/such", "~nobody/x"]
+)
+def test_a_path_to_nothing_is_told_as_one(name: str) -> None:
+    """The Hub is not asked for it, though some look like a repository."""
+    message = f"There is no file or folder {name!r}; check the path."
+    assert refusal(name) == message
+    with pytest.raises(CheckpointError) as refused:
+        find_source(name, None)
+    assert str(refused.value) == message
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "org/name"])
