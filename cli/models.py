@@ -44,6 +44,7 @@ def models(removal: RemovalOptions, program: ProgramOptions) -> None:
 
 def _show_list() -> None:
     from redrafter_mlx.loading.inventory import list_models
+    from redrafter_mlx.loading.known import cache_folder
 
     entries = list_models()
     width = max(len(entry.name) for entry in entries)
@@ -51,6 +52,8 @@ def _show_list() -> None:
         render.line(f"{entry.name:{width}}  {_summary(entry)}")
         for conversion in entry.conversions:
             render.line(f"{'':{width}}  {_conversion_line(conversion)}")
+    if not any(entry.num_bytes or entry.conversions for entry in entries):
+        render.note(f"Nothing is cached yet; the cache is {cache_folder()}")
 
 
 def _summary(entry: CachedModel) -> str:
@@ -71,23 +74,23 @@ def _summary(entry: CachedModel) -> str:
 def _conversion_line(conversion: Conversion) -> str:
     variant = conversion.origin.label.removeprefix(conversion.origin.name).strip(" ,")
     size = readable_size(conversion.num_bytes)
-    state = "left over from an interrupted conversion" if conversion.is_leftover else ""
-    return f"{', '.join(part for part in (size, variant, state) if part)}: {conversion.folder}"
+    parts = (size, variant, conversion.remark)
+    return f"{', '.join(part for part in parts if part)}: {conversion.folder}"
 
 
 def _remove(name: str, *, is_sure: bool) -> None:
     from redrafter_mlx.loading.inventory import find_cached, remove
 
+    found = find_cached(name)
     if not is_sure and not _has_terminal():
         raise typer.BadParameter(
             "without a terminal to ask on it needs --yes.", param_hint="--remove"
         )
-    found = find_cached(name)
     for line in _contents(found):
         render.note(line)
     if not is_sure and not render.confirm(f"Remove {readable_size(found.num_bytes)}?"):
         render.note("Nothing was removed")
-        raise typer.Exit(1)
+        return
     remove(found)
     render.line(f"Removed {readable_size(found.num_bytes)} of {found.name}")
 

@@ -31,6 +31,7 @@ from redrafter_mlx.loading.known import (
     is_known_name,
     is_repository,
     repository_of,
+    require_writable_cache,
     short_name,
 )
 from redrafter_mlx.loading.modules import compute_dtype
@@ -216,6 +217,7 @@ def _make(source: Path, folder: Path, origin: Origin, how: _How) -> Path:
         for line in convert_target(source, out, options, how.watch.progress).notes:
             how.watch.note(line)
 
+    require_writable_cache(folder.parent)
     convert_once(folder, origin, convert)
     how.watch.note(f"Converted {origin.label}: {size_text(folder)}")
     return folder

@@ -15,6 +15,7 @@ from redrafter_mlx.folders import is_leftover, partial_name
 from redrafter_mlx.loading.converted import (
     FOLDER_NAME,
     Origin,
+    conversion_folder,
     is_complete,
     models_folder,
     read_origin,
@@ -26,6 +27,7 @@ from redrafter_mlx.loading.known import (
     KNOWN_NAMES,
     cache_folder,
     is_repository,
+    refuse_file,
     repository_of,
     short_name,
 )
@@ -40,12 +42,14 @@ class Conversion:
         origin: What it was made from.
         num_bytes: Its size.
         is_leftover: Whether its making was interrupted, so that it is no model.
+        remark: Why it is of no use any more, empty where it is.
     """
 
     folder: Path
     origin: Origin
     num_bytes: int
     is_leftover: bool = False
+    remark: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +158,27 @@ def _refuse_drafter(folder: Path) -> None:
 
 
 def _conversions() -> list[Conversion]:
+    refuse_file(cache_folder())
     folders = sorted(models_folder().iterdir()) if models_folder().is_dir() else []
     return [
-        Conversion(folder, _origin_of(folder), size_of(folder), is_leftover(folder))
+        _conversion(folder)
         for folder in folders
         if not folder.is_symlink() and (_is_whole(folder) or _is_left(folder))
     ]
+
+
+def _conversion(folder: Path) -> Conversion:
+    origin, is_left = _origin_of(folder), is_leftover(folder)
+    if is_left:
+        remark = "left over from an interrupted conversion"
+    elif not os.path.isabs(origin.name):
+        remark = ""
+    elif not os.path.exists(origin.name):
+        remark = f"{origin.name} is gone"
+    else:
+        is_current = conversion_folder(origin) == folder
+        remark = "" if is_current else f"of an older state of {origin.name}"
+    return Conversion(folder, origin, size_of(folder), is_left, remark)
 
 
 def _is_whole(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import os
 import re
@@ -100,6 +101,34 @@ def cache_folder() -> Path:
     """Return where converted models live: ``$REDRAFTER_CACHE``, else in the user's cache."""
     chosen = os.environ.get("REDRAFTER_CACHE") or "~/.cache/redrafter-mlx"
     return Path(os.path.expanduser(chosen))
+
+
+def refuse_file(cache: Path) -> None:
+    """Refuse a cache that is no folder.
+
+    Raises:
+        CheckpointError: It is a file.
+    """
+    if os.path.exists(cache) and not os.path.isdir(cache):
+        raise CheckpointError(f"The cache {cache} is a file; set REDRAFTER_CACHE to a folder.")
+
+
+def require_writable_cache(folder: Path) -> None:
+    """Make a folder in the cache where it is not there yet.
+
+    Raises:
+        CheckpointError: Nothing can be written there.
+    """
+    refuse_file(cache_folder())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise CheckpointError(
+            f"The cache {folder} cannot be written ({error.strerror}); set REDRAFTER_CACHE to "
+            "another folder."
+        ) from error
 
 
 def find_wheel_file(name: str) -> Path:

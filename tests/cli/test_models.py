@@ -93,7 +93,7 @@ def test_on_a_terminal_it_asks(
     folder = write_conversion(Origin("vicuna-7b"))
     result = run("models", "--remove", "vicuna-7b", stdin="" if answer is None else f"{answer}\n")
     assert "Remove 2 MB? [y/N]" in result.stderr
-    assert result.exit_code == (0 if is_removed else 1)
+    assert result.exit_code == 0
     assert ("Nothing was removed" in result.stderr) is not is_removed
     assert folder.exists() is not is_removed
 
@@ -116,3 +116,37 @@ def test_what_a_living_conversion_fills_is_not_shown(run: Run, cache: Path) -> N
         (folder / "model.safetensors").write_bytes(bytes(2_000_000))
         os.utime(folder, (0, 0))
         assert "left over" not in run("models").stdout
+
+
+def test_without_a_terminal_nothing_is_asked_about_nothing(run: Run) -> None:
+    result = run("models", "--remove", "vicuna-7b")
+    assert result.exit_code == 1
+    assert "The cache holds nothing of vicuna-7b" in result.stderr
+
+
+def test_an_empty_cache_is_named(run: Run, cache: Path) -> None:
+    assert run("models").stderr == f"Nothing is cached yet; the cache is {cache}\n"
+
+
+@pytest.mark.parametrize("args", [[], ["--remove", "vicuna-7b", "--yes"]])
+def test_a_cache_that_is_a_file_is_told(run: Run, cache: Path, args: list[str]) -> None:
+    cache.touch()
+    result = run("models", *args)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        f"redrafter-mlx: The cache {cache} is a file; set REDRAFTER_CACHE to a folder.\n"
+    )
+
+
+def test_copies_of_what_is_no_more_are_marked(run: Run, tmp_path: Path) -> None:
+    """A source that has changed or gone: its old copy is of no use and takes room."""
+    changed, gone = tmp_path / "changed", tmp_path / "gone"
+    for source in (changed, gone):
+        source.mkdir()
+        write_conversion(Origin(str(source)))
+    (changed / "config.json").touch()
+    gone.rmdir()
+    write_conversion(Origin(str(changed)))
+    lines = [line.strip().partition(": ")[0] for line in run("models").stdout.splitlines()]
+    marks = sorted(line for line in lines if line.startswith("2 MB"))
+    assert marks == ["2 MB", f"2 MB, {gone} is gone", f"2 MB, of an older state of {changed}"]

@@ -208,9 +208,24 @@ def test_an_interrupted_conversion_leaves_nothing(
 def test_a_damaged_source_is_refused_and_leaves_nothing(torch_folder: Path, cache: Path) -> None:
     shard = torch_folder / "pytorch_model-00001-of-00002.bin"
     shard.write_bytes(shard.read_bytes()[:3000])
+    notes: list[str] = []
     with pytest.raises(CheckpointError):
-        resolve_model(torch_folder)
-    assert conversions(cache) == []
+        resolve_model(torch_folder, watch=Watch(notes.append))
+    assert conversions(cache) == notes == []
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_cache_that_cannot_be_written_is_told_first(
+    torch_folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, is_file: bool
+) -> None:
+    """With the way out, and before a conversion is announced."""
+    if is_file:
+        cache.touch()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    notes: list[str] = []
+    with pytest.raises(CheckpointError, match=r"The cache .*; set REDRAFTER_CACHE to a"):
+        resolve_model(torch_folder, watch=Watch(notes.append))
+    assert notes == []
 
 
 def test_of_two_that_convert_at_once_one_copy_is_left(
