@@ -17,6 +17,7 @@ from redrafter_mlx.cli.options import (
     quantization,
 )
 from redrafter_mlx.config import FLOAT_DTYPES
+from redrafter_mlx.errors import ConfigError
 
 if TYPE_CHECKING:
     from redrafter_mlx.loading.watch import Watch
@@ -26,6 +27,12 @@ def _check_float_dtype(dtype: str | None) -> str | None:
     if dtype not in (None, *FLOAT_DTYPES):
         raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(FLOAT_DTYPES)}.")
     return dtype
+
+
+def _named_path(text: str | Path) -> Path:
+    if not str(text).strip():
+        raise typer.BadParameter("it is empty; name a folder.", param_hint="--out")
+    return Path(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +47,12 @@ class FolderOptions:
         ),
     ]
     out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Folder to make; what exists is never replaced.")
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            parser=_named_path,
+            help="Folder to make; what exists is never replaced.",
+        ),
     ]
     revision: Revision = None
 
@@ -139,6 +151,7 @@ def convert(
     with render.progress(f"Converting {folders.source} ...") as activity:
         watch = Watch(activity.note, activity.progress)
         source = find_source(folders.source, folders.revision, watch)
+        _refuse_inside(source, folders.out)
         if kind_of(source) is SourceKind.DRAFTER:
             lines = _convert_drafter(source, folders.out, weights, drafter, watch)
         else:
@@ -146,6 +159,12 @@ def convert(
             lines = _convert_target(source, folders, weights, watch)
     for line in lines:
         render.line(line)
+
+
+def _refuse_inside(source: Path, out: Path) -> None:
+    """Refuse to write into the folder that is read."""
+    if source.is_dir() and out.resolve().is_relative_to(source.resolve()):
+        raise ConfigError(f"{out} is inside {source}, which is converted; choose another place.")
 
 
 def _convert_drafter(

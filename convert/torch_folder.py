@@ -8,7 +8,7 @@ from pathlib import Path
 
 from redrafter_mlx.convert.torch_checkpoint import TorchTensor, open_torch
 from redrafter_mlx.errors import CheckpointError
-from redrafter_mlx.weights import read_index
+from redrafter_mlx.weights import read_index, require_shards
 
 TORCH_INDEX_FILE = "pytorch_model.bin.index.json"
 
@@ -42,8 +42,10 @@ def open_torch_folder(folder: Path) -> Iterator[dict[str, TorchTensor]]:
         raise CheckpointError(
             f"{folder} holds no pytorch_model*.bin and no model.pt; choose a folder with weights."
         )
+    index = read_index(folder, TORCH_INDEX_FILE)
+    require_shards(folder, index.values(), TORCH_INDEX_FILE)
     with open_torch_files(paths) as tensors:
-        absent = read_index(folder, TORCH_INDEX_FILE).keys() - tensors.keys()
+        absent = index.keys() - tensors.keys()
         if absent:
             raise CheckpointError(
                 f"The tensor {min(absent)!r:.120} is in {TORCH_INDEX_FILE} but not in the files of "

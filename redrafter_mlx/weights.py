@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -75,6 +75,7 @@ def load_tensors(path: Path | str) -> dict[str, mx.array]:
     if not os.path.isdir(path):
         return _load_file(path)
     index = read_index(path)
+    require_shards(path, index.values(), INDEX_FILE)
     names = sorted(set(index.values())) or sorted(p.name for p in path.glob("model*.safetensors"))
     if not names:
         raise CheckpointError(f"{path} holds no model*.safetensors; choose a folder with weights.")
@@ -110,6 +111,17 @@ def read_index(folder: Path, file: str = INDEX_FILE) -> dict[str, str]:
         if not _is_file_name(name):
             raise CheckpointError(f"{index_path} names the file {name!r:.120}; get the file again.")
     return index
+
+
+def require_shards(folder: Path, names: Iterable[str], index: str) -> None:
+    """Refuse a folder without a file that its index names.
+
+    Raises:
+        CheckpointError: With the file's name.
+    """
+    for name in sorted(set(names)):
+        if not os.path.exists(folder / name):
+            raise CheckpointError(f"{folder} lacks {name}, which {index} names; get it again.")
 
 
 def _is_file_name(name: Any) -> bool:

@@ -97,7 +97,10 @@ def test_without_an_index_a_name_may_be_there_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        ({"a": "model-9.safetensors"}, "model-9.safetensors cannot be read"),
+        (
+            {"a": "model-9.safetensors"},
+            "lacks model-9.safetensors, which model.safetensors.index.json names; get it again.",
+        ),
         ({"a": "model.safetensors", "z": "model.safetensors"}, "'z' is in model.safetensors.index"),
         ({"a": "../model.safetensors"}, "names the file '../model.safetensors'"),
         ({"a": "/etc/passwd"}, "names the file '/etc/passwd'"),

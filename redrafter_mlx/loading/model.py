@@ -88,6 +88,7 @@ def load(
         target, tokenizer = load_target(folder, dtype), load_tokenizer(folder)
     load_from = _load_found if drafter == "auto" else _load_named
     found = load_from(name, drafter_folder, target, dtype)
+    notices = (*notices, *_dtype_notice(target, dtype), *found.notices)
     return LoadedModel(
         name=name,
         folder=folder,
@@ -95,12 +96,7 @@ def load(
         drafter=found.drafter,
         tokenizer=tokenizer,
         eos_ids=eos_ids(folder, tokenizer),
-        notices=(
-            *notices,
-            *_dtype_notice(target, dtype),
-            *found.notices,
-            *_template_notice(name, tokenizer),
-        ),
+        notices=(*notices, *_template_notice(name, tokenizer)),
     )
 
 

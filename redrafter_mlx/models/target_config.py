@@ -10,6 +10,7 @@ from typing import Any
 from redrafter_mlx.errors import CheckpointError
 
 SUPPORTED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_OTHER = "choose another model"
 _ROPE_TYPES = ("default", "linear", "llama3")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # Where Hugging Face's null says what leaving the key out says.
@@ -211,7 +212,9 @@ def _refuse_unsupported(values: Mapping[str, Any]) -> None:
         )
     reason = _unsupported_part(values)
     if reason:
-        raise CheckpointError(f"This {family} model has {reason}, which is not supported.")
+        raise CheckpointError(
+            f"This {family} model has {reason}, which is not supported; {_OTHER}."
+        )
 
 
 def _unsupported_part(values: Mapping[str, Any]) -> str | None:
@@ -267,7 +270,8 @@ def _refuse_partial_rope(values: Mapping[str, Any]) -> None:
     share = _number(values, "partial_rotary_factor", 1.0)
     if share != 1.0:
         raise CheckpointError(
-            f"A partial rotary embedding (partial_rotary_factor {share}) is not supported."
+            f"A partial rotary embedding (partial_rotary_factor {share}) is not supported; "
+            f"{_OTHER}."
         )
 
 
@@ -276,7 +280,7 @@ def _rope_type(scaling: Mapping[str, Any]) -> str:
     if kind not in _ROPE_TYPES:
         raise CheckpointError(
             f"The rope type (rope_type) {shown(kind)} is not supported; this program has "
-            f"{', '.join(_ROPE_TYPES)}."
+            f"{', '.join(_ROPE_TYPES)}; {_OTHER}."
         )
     return str(kind)
 

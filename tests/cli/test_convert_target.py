@@ -123,7 +123,7 @@ def test_a_folder_that_is_not_empty_is_refused(run: Run, source: Path, tmp_path:
     ("name", "complaint"),
     [
         ("smollm2", "There is no folder and no model 'smollm2'"),
-        ("org/none", "is not there, or is private"),
+        ("org/none", "or private there; check the name"),
         ("empty", "empty holds"),
     ],
 )
@@ -153,3 +153,12 @@ def test_progress_reaches_the_terminal(
     monkeypatch.setattr(render.Activity, "progress", lambda _, *step: steps.append(step))
     assert run("convert", str(source), "--out", str(tmp_path / "out")).exit_code == 0
     assert steps[-1][0] == steps[-1][1] > 100_000
+
+
+@pytest.mark.parametrize("place", ["sub", "deep/er", "../source/sub"])
+def test_nothing_is_written_into_the_source(run: Run, source: Path, place: str) -> None:
+    before = sorted(source.iterdir())
+    result = run("convert", str(source), "--out", str(source / place))
+    assert result.exit_code == 1
+    assert f"is inside {source}, which is converted; choose another place." in result.stderr
+    assert sorted(source.iterdir()) == before

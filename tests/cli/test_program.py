@@ -81,6 +81,7 @@ def test_version(run: Run, args: list[str]) -> None:
         (["chat", "--drafter", "d", "--no-drafter"], "contradicts --drafter"),
         (["convert"], "SOURCE"),
         (["convert", "a"], "--out"),
+        (["convert", "a", "--out", ""], "--out: it is empty; name a folder"),
         (["convert", "a", "--out", "b", "--quantize", "5"], "5 is neither 4 nor 8"),
         (["convert", "a", "--out", "b", "--group-size", "48"], "48 is none of 32, 64, 128"),
         (["convert", "a", "--out", "b", "--draft-vocab", "9"], "goes with --from"),

@@ -182,10 +182,16 @@ TORCH_INDEX = "pytorch_model.bin.index.json"
             index("extra.weight", "model.safetensors"),
             "'extra.weight' is in model.saf",
         ),
-        (index(NORM, "model-9.safetensors"), "model-9.safetensors cannot be read"),
+        (
+            index(NORM, "model-9.safetensors"),
+            "lacks model-9.safetensors, which model.safetensors.index.json names; get",
+        ),
         (index(NORM, "../model.safetensors"), "names the file '../model.safetensors'"),
         (index("extra.weight", "pytorch_model.bin", TORCH_INDEX), "'extra.weight' is in pytorch"),
-        (index(NORM, "pytorch_model-9.bin", TORCH_INDEX), "pytorch_model-9.bin cannot be read"),
+        (
+            index(NORM, "pytorch_model-9.bin", TORCH_INDEX),
+            "lacks pytorch_model-9.bin, which pytorch_model.bin.index.json names",
+        ),
         (index(NORM, "../pytorch_model.bin", TORCH_INDEX), "names the file '../pytorch_model.bin'"),
     ],
 )
