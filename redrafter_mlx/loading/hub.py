@@ -17,11 +17,11 @@ from redrafter_mlx.loading.converted import (
     convert_once,
     is_complete,
     quantized_already,
-    read_origin,
     refuse_quantized,
     size_text,
 )
 from redrafter_mlx.loading.download import SizeLimit, fetch, fetch_config
+from redrafter_mlx.loading.drafter_places import find_drafter
 from redrafter_mlx.loading.known import (
     HUB_MODELS,
     KNOWN_NAMES,
@@ -50,7 +50,6 @@ __all__ = [
 
 _PATH_BEGINNING = re.compile(r"[/~]|\.\.?(/|$)")
 _FILE_ENDING = re.compile(r"\.(gguf|safetensors|bin|pt|pth|json)$")
-_PACKAGED_DRAFTERS = Path(__file__).resolve().parents[1] / "drafters"
 
 
 def resolve_model(
@@ -112,24 +111,6 @@ def chat_template_of(name: str) -> str | None:
     """Return the chat template that the package has for a known model without one."""
     known = HUB_MODELS.get(short_name(name))
     return known.chat_template if known else None
-
-
-def find_drafter(name: str, folder: Path) -> Path | None:
-    """Return the folder of a model's drafter, ``None`` where there is none.
-
-    Args:
-        name: What the model was asked for by.
-        folder: The model's folder; a ``drafter`` folder inside it comes first, or inside
-            what it was converted from, then the user's cache, then what the package brings.
-    """
-    places = [folder / "drafter"]
-    origin = read_origin(folder)
-    if origin and origin.source:
-        places.append(Path(origin.source) / "drafter")
-    if is_known_name(name) or is_repository(name):
-        for alias in dict.fromkeys((short_name(name), name, repository_of(name))):
-            places += [cache_folder() / "drafters" / alias, _PACKAGED_DRAFTERS / alias]
-    return next((place for place in places if is_complete(place)), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import pytest
 from redrafter_mlx.config import Quantization
 from redrafter_mlx.errors import CheckpointError, ConfigError
 from redrafter_mlx.folders import new_folder
-from redrafter_mlx.loading import converted, hub
+from redrafter_mlx.loading import converted, drafter_places, hub
 from redrafter_mlx.loading.hub import (
     KNOWN_NAMES,
     cache_folder,
@@ -225,7 +225,7 @@ def test_a_drafter_is_looked_for_in_three_places(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Inside the model's folder, in the user's cache, in the package: in this order."""
-    monkeypatch.setattr(hub, "_PACKAGED_DRAFTERS", tmp_path / "package")
+    monkeypatch.setattr(drafter_places, "_PACKAGED_DRAFTERS", tmp_path / "package")
     folder = model_folder(tmp_path / "model")
     assert find_drafter(name, folder) is None
     packaged = model_folder(tmp_path / "package" / name)

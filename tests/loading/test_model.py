@@ -14,6 +14,7 @@ from redrafter_mlx.errors import CheckpointError, ConfigError, ShapeError
 from redrafter_mlx.loading import model as loading
 from redrafter_mlx.loading.converted import Origin, conversion_folder
 from redrafter_mlx.loading.drafter import load_drafter
+from redrafter_mlx.loading.drafter_places import find_drafter
 from redrafter_mlx.loading.modules import compute_dtype
 from redrafter_mlx.loading.target import identify, load_target
 from redrafter_mlx.models.drafter import RecurrentDrafter
@@ -54,6 +55,31 @@ def write_target(folder, decoder, changes=None, drop=(), extra=None):
 @pytest.fixture
 def decoder():
     return toy_target(vocab_size=64, **SIZES)
+
+
+def test_a_drafter_is_found_by_what_it_was_made_for(tmp_path, decoder, monkeypatch):
+    """Law: a copy of the model under any name has its drafter, another model has not."""
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
+    copy = write_target(tmp_path / "copy", decoder)
+    other = write_target(
+        tmp_path / "other", decoder, extra={"model.norm.weight": mx.full((64,), 2.0)}
+    )
+    config = DrafterConfig(
+        hidden_size=64,
+        vocab_size=64,
+        exit_dim=64,
+        num_draft_layers=1,
+        target=identify("org/name", load_target(copy)),
+    )
+    for place in ("damaged", "org/name"):
+        drafter = tmp_path / "cache" / "drafters" / place
+        drafter.mkdir(parents=True)
+        write_json(drafter / "config.json", config.to_dict() if place == "org/name" else {})
+    assert find_drafter(str(copy), copy) == drafter
+    assert find_drafter(str(other), other) is None
+    assert find_drafter(str(tmp_path / "none"), tmp_path / "none") is None
+    write_target(tmp_path / "copy" / "drafter", decoder)
+    assert find_drafter(str(copy), copy) == copy / "drafter", "the one inside goes before"
 
 
 QUANTIZED = {"group_size": 32, "bits": 4}
@@ -357,7 +383,7 @@ def test_of_several_templates_the_default_one_is_taken(tmp_path):
         assert loaded.chat_template == named
         text = render_text(loaded, [{"role": "user", "content": "Hi"}], thinking=False)
         assert text.endswith("<think>\n\n</think>\n\n")
-        require_thinking_switch(loaded)
+        require_thinking_switch(loaded, False)
 
 
 @pytest.mark.parametrize(("dtype", "is_slow"), [("auto", 0), ("float32", 0), ("bfloat16", 1)])
