@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from redrafter_mlx.convert.model_folder import (
     OnProgress,
     affine_entry,
     common_entry,
+    undivided_notes,
     write_chat_template,
     write_model,
 )
@@ -125,7 +126,16 @@ def _contents(gguf: GgufFile, config: dict[str, Any], options: TargetOptions) ->
         num_parameters=sum(math.prod(parameter.shape) for parameter in parameters),
         write_others=partial(_write_others, gguf, config, options.chat_template),
         on_start=options.on_start,
+        notes=_notes(parameters, options.quantization),
     )
+
+
+def _notes(parameters: Sequence[_Parameter], packing: Quantization | None) -> tuple[str, ...]:
+    if packing is None:
+        return ()
+    matrices = [parameter for parameter in parameters if len(parameter.shape) == 2]
+    left = sum(not is_divisible(matrix.shape, packing) for matrix in matrices)
+    return tuple(undivided_notes(left, packing))
 
 
 def _job(

@@ -95,6 +95,13 @@ def common_entry(jobs: Sequence[TensorJob], quantization: Quantization | None) -
     return {"quantization": entry, "quantization_config": entry}
 
 
+def undivided_notes(num_matrices: int, quantization: Quantization) -> list[str]:
+    """Return the line on matrices that stay as they are, none where there are none."""
+    width = quantization.group_size
+    note = f"not quantised: {num_matrices} matrices whose width is no multiple of {width}"
+    return [note] if num_matrices else []
+
+
 def write_chat_template(folder: Path, template: str) -> None:
     """Write a template to the file where transformers looks for it.
 

@@ -18,6 +18,7 @@ from redrafter_mlx.convert.model_folder import (
     ModelContents,
     OnProgress,
     common_entry,
+    undivided_notes,
     write_chat_template,
     write_model,
 )
@@ -179,9 +180,7 @@ def _notes(source: Path, model: ModelTensors, quantization: Quantization | None)
     notes = []
     if quantization is not None:
         left = len(model.matrices) - len(_packable(model, quantization))
-        if left:
-            width = quantization.group_size
-            notes.append(f"not quantised: {left} matrices whose width is no multiple of {width}")
+        notes += undivided_notes(left, quantization)
     if not has_tokenizer(source):
         notes.append("no tokenizer: the source has none")
     return notes

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from redrafter_mlx.config import FLOAT_DTYPES, Quantization
 from redrafter_mlx.convert.float_dtypes import MLX_DTYPES
-from redrafter_mlx.errors import CheckpointError, ConfigError
+from redrafter_mlx.errors import ConfigError
 
 
 def _start(num_bytes: int, num_parameters: int) -> None:
@@ -48,13 +48,18 @@ class TargetOptions:
         """Refuse to quantise weights that are quantised already.
 
         Raises:
-            CheckpointError: These options ask for it.
+            ConfigError: These options ask for it.
         """
         if self.quantization is not None:
-            raise CheckpointError(
-                f"{source}: the weights are quantised already; leave --quantize out, or take the "
-                "unquantised model."
-            )
+            raise quantized_already(source)
+
+
+def quantized_already(source: object) -> ConfigError:
+    """Return the error to raise where quantised weights are to be quantised."""
+    return ConfigError(
+        f"The weights of {source} are quantised already; leave out --quantize, or take the "
+        "unquantised model."
+    )
 
 
 AS_STORED = TargetOptions()

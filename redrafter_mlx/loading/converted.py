@@ -17,7 +17,9 @@ from typing import Any
 from urllib.parse import quote
 
 from redrafter_mlx.config import Quantization
-from redrafter_mlx.errors import CheckpointError, ConfigError, ReDrafterError
+from redrafter_mlx.convert.target_options import quantized_already
+from redrafter_mlx.errors import CheckpointError, ReDrafterError
+from redrafter_mlx.file_errors import refusing, unreadable
 from redrafter_mlx.loading.known import cache_folder
 from redrafter_mlx.sizes import readable_size
 from redrafter_mlx.weights import read_json, write_json
@@ -142,11 +144,6 @@ def refuse_quantized(folder: Path, name: str) -> None:
         raise quantized_already(name)
 
 
-def quantized_already(name: str) -> ConfigError:
-    """Return the error to raise where quantised weights are to be quantised."""
-    return ConfigError(f"The weights of {name} are quantised already; leave out --quantize.")
-
-
 def size_of(folder: Path) -> int:
     """Return the bytes of the files in a folder."""
     total = 0
@@ -165,7 +162,8 @@ def size_text(folder: Path) -> str:
 def _path_key(path: Path) -> str:
     """Return a key that changes when the path, or a file's size or time, changes."""
     digest = hashlib.sha256(os.fsencode(path))
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    with refusing(unreadable, path):
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
     for file in files:
         with suppress(OSError):
             status = file.stat()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,6 @@ from redrafter_mlx.loading.known import cache_folder
 from redrafter_mlx.loading.watch import SILENT, Watch
 from redrafter_mlx.sizes import readable_size
 from redrafter_mlx.weights import read_index, read_json, write_json
-
-INDEX_ENDING = ".index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +188,21 @@ def _quiet_hub() -> Iterator[None]:
 
 
 def _list(repository: str, revision: str | None) -> _Listing:
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, hf_hub_download
 
     info = HfApi().model_info(repository, revision=revision, files_metadata=True)
     sizes = {entry.rfilename: entry.size for entry in info.siblings or ()}
-    return _Listing({name: sizes[name] for name in needed_files(sizes, repository)})
+
+    def shards_of(index: str) -> Iterable[str]:
+        with _quiet_hub():
+            place = Path(hf_hub_download(repository, index, revision=info.sha))
+        return read_index(place.parent, index).values()
+
+    needed = needed_files(sizes, repository, shards_of)
+    for name in needed:
+        if name not in sizes:
+            raise CheckpointError(f"{repository} lacks {name}; choose another repository.")
+    return _Listing({name: sizes[name] for name in needed})
 
 
 def _local(repository: str, revision: str | None) -> Path | None:
@@ -207,11 +215,10 @@ def _local(repository: str, revision: str | None) -> Path | None:
     folder = Path(place).parent
     names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
     try:
-        files = needed_files(names, repository)
+        files = needed_files(names, repository, lambda index: read_index(folder, index).values())
     except CheckpointError:  # it may have weights that nobody has downloaded
         return None
-    indexed = [read_index(folder, name).values() for name in files if name.endswith(INDEX_ENDING)]
-    _check_all_there(folder, sorted({name for index in indexed for name in index}))
+    _check_all_there(folder, files)
     return folder
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from redrafter_mlx.config import Quantization
 from redrafter_mlx.convert.kind import is_loadable
 from redrafter_mlx.convert.target import TargetOptions, convert_target
+from redrafter_mlx.convert.target_options import quantized_already
 from redrafter_mlx.errors import CheckpointError, ConfigError
 from redrafter_mlx.loading.converted import (
     Origin,
     conversion_folder,
     convert_once,
     is_complete,
-    quantized_already,
     refuse_quantized,
     size_text,
 )

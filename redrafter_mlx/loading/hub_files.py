@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from redrafter_mlx.convert.model_files import OTHER_FILES, TOKENIZER_FILES
 from redrafter_mlx.errors import CheckpointError
 
+ShardsOf = Callable[[str], Iterable[str]]
 # Never *.py: no code of a repository runs here.
 _SETTINGS = frozenset(
     {
@@ -25,25 +26,29 @@ _KINDS = (
     ("pytorch_model*.bin", re.compile(r"pytorch_model[^/]*\.bin"), "pytorch_model.bin"),
     ("model.pt", re.compile(r"model\.pt"), None),
 )
-_SHARD = re.compile(r".*-\d+-of-\d+\.\w+")
 _GGUF = re.compile(r"[^/]*\.gguf")
 
 
-def needed_files(names: Iterable[str], repository: str) -> list[str]:
+def needed_files(names: Iterable[str], repository: str, shards_of: ShardsOf) -> list[str]:
     """Return, of a repository's files, what loading or converting its model takes.
 
     Settings and tokenizer, and the weights in one format only: safetensors before PyTorch's,
-    GGUF last; what an index splits is not taken whole as well.
+    GGUF last; where there is an index, the files that it names, whether they are there or not.
+
+    Args:
+        names: The repository's files.
+        repository: For messages.
+        shards_of: Returns the files that an index names.
 
     Raises:
         CheckpointError: There are no weights, or several GGUF files and nobody chose one.
     """
     present = frozenset(names)
-    weights = _weights(present, repository)
+    weights = _weights(present, repository, shards_of)
     return sorted((present & _SETTINGS) | weights)
 
 
-def _weights(present: frozenset[str], repository: str) -> frozenset[str]:
+def _weights(present: frozenset[str], repository: str, shards_of: ShardsOf) -> frozenset[str]:
     for _, pattern, whole in _KINDS:
         found = frozenset(name for name in present if pattern.fullmatch(name))
         if not found:
@@ -51,7 +56,7 @@ def _weights(present: frozenset[str], repository: str) -> frozenset[str]:
         index = f"{whole}.index.json"
         if whole is None or index not in present:
             return found
-        return frozenset(name for name in found if _SHARD.fullmatch(name)) | {index}
+        return frozenset(shards_of(index)) | {index}
     return _gguf(sorted(name for name in present if _GGUF.fullmatch(name)), repository)
 
 

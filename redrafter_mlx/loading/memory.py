@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -129,7 +130,8 @@ def _remedy(name: str, need: MemoryNeed, most_bytes: int) -> str:
         return "choose a smaller model"
     if need.total_bytes - need.weight_bytes + need.four_bit_bytes > most_bytes:
         return "choose a smaller model: at 4 bits a weight it is too large, too"
-    return f"run redrafter-mlx chat --model {name} --quantize 4, or choose a smaller model"
+    command = f"redrafter-mlx chat --model {shlex.quote(name)} --quantize 4"
+    return f"run {command}, or choose a smaller model"
 
 
 def _drafter_bytes(folder: Path | None, dtype: str, float_bytes: int) -> int:

@@ -61,7 +61,8 @@ def test_default_model_cannot_be_quantised(run: Run) -> None:
     result = run("generate", "-p", "Hi", "--quantize", "4")
     assert result.exit_code == 1
     assert result.stderr == (
-        "redrafter-mlx: The weights of smollm2-135m are quantised already; leave out --quantize.\n"
+        "redrafter-mlx: The weights of smollm2-135m are quantised already; leave out --quantize, "
+        "or take the unquantised model.\n"
     )
 
 
@@ -96,6 +97,6 @@ def test_a_quantised_vicuna_answers_in_a_chat(
     assert second.stdout == first.stdout
     lines = first.stderr.splitlines()
     assert lines[0] == "Downloading lmsys/vicuna-7b-v1.3: 8 files, 255 kB"
-    assert lines[1].startswith("Converting vicuna-7b, 8 bits in groups of 32 once, into ")
+    assert lines[1].startswith("Converting vicuna-7b to 8 bits (groups of 32), once, into ")
     assert "Download" not in second.stderr and "Convert" not in second.stderr
     assert isinstance(loaded[0].target.lm_head, nn.QuantizedLinear)

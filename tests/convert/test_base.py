@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from redrafter_mlx import safetensors_writer
+from redrafter_mlx.config import Quantization
 from redrafter_mlx.convert import base, gguf_tokenizer, model_folder
 from redrafter_mlx.convert.base import convert_gguf, rotary_rows
+from redrafter_mlx.convert.target_options import TargetOptions
 from redrafter_mlx.errors import CheckpointError
 from redrafter_mlx.weights import load_tensors, read_json
 from tests.convert.tiny_gguf import (
@@ -280,3 +282,15 @@ def test_what_the_target_cannot_run_is_refused(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     assert message in refuse(tmp_path, tiny_tensors(), **changes)
+
+
+@pytest.mark.parametrize(("group_size", "num_left"), [(64, 2), (32, 0)])
+def test_matrices_that_stay_as_they_are_are_told(
+    tmp_path: Path, group_size: int, num_left: int
+) -> None:
+    """As of a folder's: of width 96 is one in each of the two layers."""
+    source = tmp_path / "x.gguf"
+    source.write_bytes(gguf_bytes(tiny_metadata(), tiny_tensors("F16", "F16")))
+    options = TargetOptions(quantization=Quantization(4, group_size))
+    note = f"not quantised: {num_left} matrices whose width is no multiple of {group_size}"
+    assert convert_gguf(source, tmp_path / "out", options).notes == ((note,) if num_left else ())

@@ -269,9 +269,9 @@ def test_a_quantised_folder_is_copied_and_not_quantised_again(tmp_path: Path) ->
     ]
     assert indexes[0] == indexes[1]
     message = refuse(tmp_path / "first", quantize)
-    assert "the weights are quantised already" in message
+    assert "are quantised already; leave out --quantize" in message
     (tmp_path / "x.gguf").write_bytes(gguf_bytes(tiny_metadata(), tiny_tensors()))
-    assert "the weights are quantised already" in refuse(tmp_path / "x.gguf", quantize)
+    assert "are quantised already; leave out --quantize" in refuse(tmp_path / "x.gguf", quantize)
 
 
 @pytest.mark.parametrize(("mode", "group_size"), [("mxfp4", 32), ("affine", 64)])

@@ -125,7 +125,8 @@ def test_quantised_weights_are_not_quantised_again(
     with pytest.raises(ConfigError) as refused:
         resolve_model(ready_folder, quantization=FOUR_BITS)
     assert str(refused.value) == (
-        f"The weights of {ready_folder} are quantised already; leave out --quantize."
+        f"The weights of {ready_folder} are quantised already; leave out --quantize, "
+        "or take the unquantised model."
     )
     assert conversions(cache) == []
 
@@ -212,6 +213,18 @@ def test_a_damaged_source_is_refused_and_leaves_nothing(torch_folder: Path, cach
     with pytest.raises(CheckpointError):
         resolve_model(torch_folder, watch=Watch(notes.append))
     assert conversions(cache) == notes == []
+
+
+def test_a_folder_that_cannot_be_listed_is_refused(
+    torch_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", denied)
+        with pytest.raises(CheckpointError, match=r"torch cannot be read \(Permission denied\)"):
+            conversion_folder(Origin(str(torch_folder)))
 
 
 @pytest.mark.parametrize("is_file", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -296,3 +297,21 @@ def test_no_bars_where_nobody_looks(hub: HubServer, capfd: pytest.CaptureFixture
     fetch(NAME)
     assert capfd.readouterr() == ("", "")
     assert not are_progress_bars_disabled()
+
+
+def test_the_files_that_an_index_names_are_downloaded(hub: HubServer) -> None:
+    """Whatever they are called; one that the repository lacks is told before any comes."""
+    index = {"weight_map": {"a": "model-a.safetensors", "b": "model_b.safetensors"}}
+    files = {
+        "config.json": b"{}",
+        "model.safetensors.index.json": json.dumps(index).encode(),
+        "model-a.safetensors": b"a",
+        "model-00001-of-00001.safetensors": b"unnamed",
+    }
+    hub.add("org/lacking", files)
+    with pytest.raises(CheckpointError, match=r"org/lacking lacks model_b\.safetensors; choose"):
+        fetch("org/lacking")
+    assert hub.files_asked == {"model.safetensors.index.json"}
+    hub.add("org/whole", files | {"model_b.safetensors": b"b"})
+    names = {path.name for path in fetch("org/whole").iterdir()}
+    assert names == {"config.json", "model.safetensors.index.json", *index["weight_map"].values()}

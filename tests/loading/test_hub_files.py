@@ -16,6 +16,8 @@ SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"
 TORCH = ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"]
 TORCH_INDEX = "pytorch_model.bin.index.json"
+ODD = ["model-a.safetensors", "model_b.safetensors"]
+INDEXED = {INDEX: SHARDS, TORCH_INDEX: TORCH}
 DRAFTER = ["drafter/config.json", "drafter/model.safetensors"]
 NEVER = [
     "README.md", "LICENSE.txt", "modeling_llama.py", "setup.sh", "trainer_state.json", "x.pkl",
@@ -41,7 +43,7 @@ NEVER = [
 )
 def test_weights_come_in_one_format(present: list[str], wanted: list[str]) -> None:
     names = [*SETTINGS, *present, *NEVER]
-    assert needed_files(names, "org/name") == sorted([*SETTINGS, *wanted])
+    assert needed_files(names, "org/name", INDEXED.__getitem__) == sorted([*SETTINGS, *wanted])
 
 
 @pytest.mark.parametrize(
@@ -53,6 +55,13 @@ def test_weights_come_in_one_format(present: list[str], wanted: list[str]) -> No
 )
 def test_what_cannot_be_chosen_is_refused(present: list[str], complaint: str) -> None:
     with pytest.raises(CheckpointError) as refused:
-        needed_files([*SETTINGS, *present, *NEVER], "org/name")
+        needed_files([*SETTINGS, *present, *NEVER], "org/name", INDEXED.__getitem__)
     assert complaint in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_an_index_names_its_files_as_it_likes() -> None:
+    """Whatever their names are, and a file that it does not name is not taken."""
+    present = ["config.json", INDEX, *ODD, *SHARDS]
+    needed = needed_files(present, "org/name", lambda index: ODD)
+    assert needed == sorted(["config.json", INDEX, *ODD])

@@ -122,6 +122,11 @@ def test_a_model_larger_than_the_machine_is_refused_with_the_command_that_helps(
     )
 
 
+def test_the_command_can_be_copied_whatever_the_path_is() -> None:
+    with pytest.raises(CheckpointError, match=r"chat --model '/my models/a' --quantize 4, or"):
+        check_memory("/my models/a", NEED, MachineMemory(8 * GIB, None))
+
+
 @pytest.mark.parametrize(("four_bit_bytes", "reason"), [(None, "."), (12 * GIB, ": at 4 bits")])
 def test_the_command_is_not_named_where_it_does_not_help(
     four_bit_bytes: int | None, reason: str
