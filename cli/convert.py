@@ -43,7 +43,7 @@ class FolderOptions:
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A model or a drafter: a file, a folder, a known name, or org/name on the hub.",
+            help="A model or a drafter: a file, a folder, a known name, or org/name on the Hub.",
         ),
     ]
     out: Annotated[

@@ -94,7 +94,7 @@ GroupSize = Annotated[
 ]
 Revision = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Branch, tag or commit of a repository on the hub."),
+    typer.Option(metavar="NAME", help="Branch, tag or commit of a repository on the Hub."),
 ]
 
 
@@ -113,7 +113,7 @@ class ModelOptions:
     model: Annotated[
         str,
         typer.Option(
-            metavar="MODEL", help="A known name, a folder, a .gguf file, or org/name on the hub."
+            metavar="MODEL", help="A known name, a folder, a .gguf file, or org/name on the Hub."
         ),
     ] = DEFAULT_MODEL
     drafter: Annotated[

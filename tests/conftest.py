@@ -16,6 +16,13 @@ def shared() -> Path:
     return SHARED
 
 
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give the test a cache of its own, which is not there yet."""
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 @pytest.fixture(autouse=True, scope="session")
 def eager() -> None:
     """Run uncompiled: on a CPU back end each compiled function builds C++ for 0.6 s."""

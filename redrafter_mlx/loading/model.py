@@ -62,7 +62,7 @@ def load(
     """Load a model, and the drafter that goes with it.
 
     Args:
-        name_or_path: A known name, a model's folder or GGUF file, or a hub repository.
+        name_or_path: A known name, a model's folder or GGUF file, or a Hub repository.
         drafter: A drafter's folder; ``"auto"`` looks in the model's folder, the user's cache
             and the package; ``None`` decodes plainly.
         dtype: ``auto``, ``stored``, ``float32``, ``float16`` or ``bfloat16``; ``auto`` is as

@@ -16,14 +16,9 @@ from tests.convert.tiny_gguf import write_tiny
 from tests.hub_server import HubServer, files_of, serve_hub, use_hub
 from tests.tiny_vicuna import write_tiny_vicuna
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 VICUNA = "lmsys/vicuna-7b-v1.3"
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give every test a cache of its own."""
-    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture

@@ -10,32 +10,25 @@ import pytest
 from redrafter_mlx.cli import models as command
 from redrafter_mlx.config import Quantization
 from redrafter_mlx.folders import new_folder
-from redrafter_mlx.loading.converted import Origin, conversion_folder
+from redrafter_mlx.loading.converted import Origin
 from redrafter_mlx.weights import write_json
 from tests.cli.conftest import Run
+from tests.conversions import write_conversion
+
+pytestmark = pytest.mark.usefixtures("cache")
+NUM_BYTES = 2_000_000
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give every test caches of its own."""
-    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the user's own Hugging Face cache out."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    return tmp_path / "cache"
-
-
-def write_conversion(origin: Origin) -> Path:
-    folder = conversion_folder(origin)
-    folder.mkdir(parents=True)
-    write_json(folder / "config.json", {})
-    write_json(folder / "origin.json", origin.to_dict())
-    (folder / "model.safetensors").write_bytes(bytes(2_000_000))
-    return folder
 
 
 def test_list(run: Run, cache: Path) -> None:
-    plain = write_conversion(Origin("vicuna-7b"))
-    packed = write_conversion(Origin("vicuna-7b", None, Quantization(4)))
-    other = write_conversion(Origin("org/name", "v2"))
+    plain = write_conversion(Origin("vicuna-7b"), NUM_BYTES)
+    packed = write_conversion(Origin("vicuna-7b", None, Quantization(4)), NUM_BYTES)
+    other = write_conversion(Origin("org/name", "v2"), NUM_BYTES)
     drafter = cache / "drafters" / "vicuna-7b"
     drafter.mkdir(parents=True)
     write_json(drafter / "config.json", {})
@@ -54,7 +47,7 @@ def test_list(run: Run, cache: Path) -> None:
 
 
 def test_removal_says_what_goes_and_what_stays(run: Run, cache: Path) -> None:
-    folder = write_conversion(Origin("vicuna-7b"))
+    folder = write_conversion(Origin("vicuna-7b"), NUM_BYTES)
     drafter = cache / "drafters" / "vicuna-7b"
     drafter.mkdir(parents=True)
     result = run("models", "--remove", "vicuna-7b", "--yes")
@@ -70,7 +63,7 @@ def test_removal_says_what_goes_and_what_stays(run: Run, cache: Path) -> None:
 
 
 def test_without_a_terminal_it_needs_a_yes(run: Run) -> None:
-    folder = write_conversion(Origin("vicuna-7b"))
+    folder = write_conversion(Origin("vicuna-7b"), NUM_BYTES)
     result = run("models", "--remove", "vicuna-7b", stdin="y\n")
     assert result.exit_code == 2
     assert "without a terminal to ask on it needs --yes" in result.stderr
@@ -90,7 +83,7 @@ def test_on_a_terminal_it_asks(
     run: Run, monkeypatch: pytest.MonkeyPatch, answer: str | None, is_removed: bool
 ) -> None:
     monkeypatch.setattr(command, "_has_terminal", lambda: True)
-    folder = write_conversion(Origin("vicuna-7b"))
+    folder = write_conversion(Origin("vicuna-7b"), NUM_BYTES)
     result = run("models", "--remove", "vicuna-7b", stdin="" if answer is None else f"{answer}\n")
     assert "Remove 2 MB? [y/N]" in result.stderr
     assert result.exit_code == 0
@@ -143,10 +136,10 @@ def test_copies_of_what_is_no_more_are_marked(run: Run, tmp_path: Path) -> None:
     changed, gone = tmp_path / "changed", tmp_path / "gone"
     for source in (changed, gone):
         source.mkdir()
-        write_conversion(Origin(str(source)))
+        write_conversion(Origin(str(source)), NUM_BYTES)
     (changed / "config.json").touch()
     gone.rmdir()
-    write_conversion(Origin(str(changed)))
+    write_conversion(Origin(str(changed)), NUM_BYTES)
     lines = [line.strip().partition(": ")[0] for line in run("models").stdout.splitlines()]
     marks = sorted(line for line in lines if line.startswith("2 MB"))
     assert marks == ["2 MB", f"2 MB, {gone} is gone", f"2 MB, of an older state of {changed}"]

@@ -44,6 +44,12 @@ def test_help_names_every_command(run: Run) -> None:
     assert result.stderr == ""
 
 
+@pytest.mark.parametrize("command", ["chat", "generate", "convert"])
+def test_the_hub_has_its_name(run: Run, command: str) -> None:
+    text = " ".join(run(command, "--help").stdout.split())
+    assert "the Hub" in text and "the hub" not in text
+
+
 def test_no_command_shows_help_and_fails(run: Run) -> None:
     result = run()
     assert result.exit_code == 2

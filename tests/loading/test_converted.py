@@ -32,14 +32,9 @@ from tests.convert.tiny_gguf import write_tiny
 from tests.hub_server import serve_hub, use_hub
 from tests.tiny_vicuna import CONFIG, tiny_target, write_tiny_vicuna
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 FOUR_BITS = Quantization(4, 32)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give every test a cache of its own."""
-    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture

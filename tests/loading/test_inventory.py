@@ -12,22 +12,18 @@ import pytest
 from redrafter_mlx.config import Quantization
 from redrafter_mlx.errors import CheckpointError
 from redrafter_mlx.folders import new_folder
-from redrafter_mlx.loading.converted import Origin, conversion_folder
+from redrafter_mlx.loading.converted import Origin
 from redrafter_mlx.loading.download import fetch
 from redrafter_mlx.loading.inventory import CachedModel, find_cached, list_models, remove
 from redrafter_mlx.loading.known import KNOWN_NAMES
 from redrafter_mlx.weights import write_json
+from tests.conversions import write_conversion
 from tests.hub_server import HubServer, serve_hub, use_hub
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 VICUNA = "lmsys/vicuna-7b-v1.3"
 FILES = {"config.json": b"{}", "model.safetensors": bytes(5000)}
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give every test a cache of its own."""
-    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture(autouse=True)
@@ -37,15 +33,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         server.add(VICUNA, FILES)
         use_hub(monkeypatch, server.url, tmp_path / "hub")
         yield server
-
-
-def write_conversion(origin: Origin) -> Path:
-    folder = conversion_folder(origin)
-    folder.mkdir(parents=True)
-    write_json(folder / "config.json", {})
-    write_json(folder / "origin.json", origin.to_dict())
-    (folder / "model.safetensors").write_bytes(bytes(3000))
-    return folder
 
 
 def by_name() -> dict[str, CachedModel]:
