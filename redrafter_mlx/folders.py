@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from redrafter_mlx.errors import CheckpointError
@@ -42,14 +42,16 @@ def new_folder(path: Path | str) -> Iterator[Path]:
     path = Path(path).resolve()
     _remove_leftovers(path)
     require_free(path)
-    with ending_tidily(), ExitStack() as stack:
-        with refusing(unwritable, path):
-            partial = stack.enter_context(_locked_partial(path))
+    partial = partial_name(path)
+    with ending_tidily():
         try:
-            yield partial
             with refusing(unwritable, path):
-                _sync_folder(partial)
-                partial.rename(path)  # the system refuses a target that is not an empty folder
+                partial.mkdir(parents=True)
+            with _locked(partial):
+                yield partial
+                with refusing(unwritable, path):
+                    _sync_folder(partial)
+                    partial.rename(path)  # the system refuses a target that is not empty
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -84,15 +86,13 @@ def _remove_leftovers(path: Path) -> None:
 
 
 @contextmanager
-def _locked_partial(path: Path) -> Iterator[Path]:
-    """Make the folder to fill; the lock on it ends with the process, however it ends."""
-    partial = partial_name(path)
-    partial.mkdir(parents=True)
+def _locked(partial: Path) -> Iterator[None]:
+    """Lock the folder to fill; the lock ends with the process, however it ends."""
     handle = os.open(partial, os.O_RDONLY)
     try:
         with suppress(OSError):  # not on every file system
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield partial
+        yield
     finally:
         os.close(handle)
 

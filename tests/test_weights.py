@@ -404,6 +404,18 @@ def test_what_killed_processes_left_goes_with_the_next_folder(
     assert read_json(link / "x.json") == {}
 
 
+def test_a_new_folder_that_is_interrupted_at_once_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fcntl, "flock", interrupt)
+    with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "out"):
+        pytest.fail("the block must not run")
+    assert list(tmp_path.iterdir()) == []
+
+
 def no_locks(*_: object) -> None:
     raise OSError(errno.ENOTSUP, "no locks here")
 

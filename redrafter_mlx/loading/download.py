@@ -93,6 +93,7 @@ def fetch_config(repository: str, revision: str | None) -> Path | None:
     folder = _downloaded(repository, record_file(repository, revision))
     if folder is not None:
         return folder
+    place: object = None
     try:
         HfApi().model_info(repository, revision=revision)  # fails at once, a download tries again
         with _quiet_hub():
@@ -100,9 +101,7 @@ def fetch_config(repository: str, revision: str | None) -> Path | None:
     except Exception:  # why is told when the rest is fetched
         with suppress(Exception):
             place = try_to_load_from_cache(repository, "config.json", revision=revision)
-            return Path(place).parent if isinstance(place, str) else None
-        return None
-    return Path(place).parent
+    return Path(place).parent if isinstance(place, str) else None
 
 
 def record_file(repository: str, revision: str | None) -> Path:

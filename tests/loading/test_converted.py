@@ -144,8 +144,9 @@ def test_what_would_not_fit_the_memory_is_not_converted(
     remedy: str,
 ) -> None:
     """Refused before the first tensor, and just what fits is converted."""
-    weights = load_target(resolve_model(torch_folder, quantization=packing), dtype).parameters()
-    need = sum(value.nbytes for _, value in tree_flatten(weights))
+    target = load_target(resolve_model(torch_folder, quantization=packing), dtype)
+    weights: dict[str, mx.array] = dict(tree_flatten(target.parameters()))
+    need = sum(value.nbytes for value in weights.values())
     shutil.rmtree(cache)
     notes: list[str] = []
     watch = Watch(notes.append, lambda *_: notes.append("a tensor"))
