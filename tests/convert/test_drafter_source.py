@@ -41,7 +41,7 @@ def test_a_whole_model_is_refused_before_it_is_read(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("absent file", "-00001-of-00002.bin cannot be read"),
+        ("absent file", "lacks pytorch_model-00001-of-00002.bin, which"),
         ("absent tensor", "'rnn_x.weight' is in pytorch_model.bin.index.json but not"),
         ("twice", "in another file beside it"),
         ("outside", "names the file '../other.bin'"),
