@@ -27,12 +27,22 @@ FLOORS = (
         "prompts",
         "decoding.stats",
         "decoding.tree",
+        "decoding.lookup",
         "decoding.sampling",
+        "decoding.pace",
+        "decoding.planner",
+        "decoding.anatomy",
         "models.kv_cache",
     ),
     ("convert", "models"),
-    ("decoding.beam", "decoding.lookup", "loading"),
-    ("decoding.decode", "decoding.wired"),
+    ("decoding.beam", "decoding.profile", "loading"),
+    (
+        "decoding.prefill",
+        "decoding.round",
+        "decoding.wired",
+        "decoding.decode",
+        "decoding.measuring",
+    ),
     ("text", "segments", "generation"),
     ("conversation", "decoding.tuning", "training"),
     ("__init__",),
@@ -45,7 +55,7 @@ FOLDERS_AT_THE_ROOT = frozenset({"cli", "convert", "bench"})
 SLOW_TO_IMPORT = frozenset(
     {"mlx_lm", "transformers", "tokenizers", "huggingface_hub", "rich", "torch", "matplotlib"}
 )
-WITHOUT_MLX = ("errors", "config", "sizes", "decoding.stats")
+WITHOUT_MLX = ("errors", "config", "sizes", "prompts", "decoding.stats", "decoding.lookup")
 MAX_FUNCTION_LINES = 50
 MAX_FILE_LINES = 300
 
