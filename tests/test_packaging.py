@@ -34,6 +34,10 @@ IN_THE_WHEEL = {
     "redrafter_mlx/bench/__init__.py",
     "redrafter_mlx/drafters/smollm2-135m/config.json",
     "redrafter_mlx/drafters/smollm2-135m/model.safetensors",
+    "redrafter_mlx/prompt_data/bench.toml",
+    "redrafter_mlx/prompt_data/tune.toml",
+    "redrafter_mlx/prompt_data/copy/story.txt",
+    "redrafter_mlx/prompt_data/training/english.toml",
 }
 
 
