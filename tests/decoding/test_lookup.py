@@ -83,21 +83,25 @@ def test_leading_zeros_are_no_match():
     assert LookupIndex([7, 5, 0, 7]).propose(1) is None
 
 
-class WatchedList(list):
+class WatchedList(list[int]):
     """A list that counts the places that are read of it."""
 
     num_reads = 0
 
-    def _watch(name):
-        def read(self, *args):
-            whole = name != "__getitem__" or isinstance(args[0], slice)
-            self.num_reads += len(self) if whole else 1
-            return getattr(list, name)(self, *args)
 
-        return read
+def watch(name):
+    plain = getattr(list, name)
 
-    __getitem__, __iter__, __contains__ = map(_watch, ("__getitem__", "__iter__", "__contains__"))
-    index, count, copy, __reversed__ = map(_watch, ("index", "count", "copy", "__reversed__"))
+    def read(self, *args):
+        is_one_place = name == "__getitem__" and not isinstance(args[0], slice)
+        self.num_reads += 1 if is_one_place else len(self)
+        return plain(self, *args)
+
+    setattr(WatchedList, name, read)
+
+
+for reader in ("__getitem__", "__iter__", "__contains__", "__reversed__", "index", "count", "copy"):
+    watch(reader)
 
 
 def count_lines(call):
