@@ -9,6 +9,9 @@ import mlx.core as mx
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.models.drafter import Drafter
 
+# Up to here a pass for each is cheaper than a partition, which is a full sort on Metal.
+_MAX_PASSES = 4
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
@@ -58,7 +61,8 @@ def draft(drafter: Drafter, hidden: mx.array, next_token: mx.array, shape: BeamS
         scored = drafter.step(hidden, context, state, tokens)
         best = best_continuations(scored.logits, log_probs, shape.beam_width)
         tokens = best.columns if drafter.token_ids is None else drafter.token_ids[best.columns]
-        state, log_probs = scored.state[best.beams], best.log_probs
+        state = scored.state if shape.beam_width == 1 else scored.state[best.beams]
+        log_probs = best.log_probs
         steps.append(Draft(tokens, best.beams + first_row, log_probs))
         first_row += scored.logits.shape[0]
     return Draft(
@@ -93,8 +97,12 @@ def best_continuations(logits: mx.array, log_probs: mx.array, width: int) -> _St
 
 def _best_columns(logits: mx.array, count: int) -> mx.array:
     """Return (rows, count) int32, a row's ``count`` best columns."""
-    if count == 1:
-        return mx.argmax(logits, axis=-1, keepdims=True).astype(mx.int32)
     if count == logits.shape[1]:
         return mx.broadcast_to(mx.arange(count, dtype=mx.int32), logits.shape)
-    return mx.argpartition(-logits, count - 1, axis=-1)[:, :count].astype(mx.int32)
+    if count > _MAX_PASSES:
+        return mx.argpartition(-logits, count - 1, axis=-1)[:, :count].astype(mx.int32)
+    found = [mx.argmax(logits, axis=-1, keepdims=True)]
+    while len(found) < count:
+        logits = mx.put_along_axis(logits, found[-1], mx.array(-mx.inf), axis=-1)
+        found.append(mx.argmax(logits, axis=-1, keepdims=True))
+    return mx.concatenate(found, axis=-1).astype(mx.int32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -11,6 +12,21 @@ from numpy.typing import NDArray
 from redrafter_mlx.config import SamplingConfig
 
 ROOT = np.zeros(1, np.int32)
+NUM_CANDIDATES = 2048
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """The tokens chosen at the rows of a pass.
+
+    Attributes:
+        tokens: (rows,) int32.
+        is_exact: (1,) bool, false where some row's nucleus has more tokens than were ranked,
+            so that ``choose`` must decide; ``None`` where that cannot be.
+    """
+
+    tokens: mx.array
+    is_exact: mx.array | None = None
 
 
 def choose(
@@ -27,7 +43,25 @@ def choose(
     Returns:
         (rows,) int32. Ties go to the lowest id.
     """
-    return mx.argmax(scores(logits, config, offset, depths), axis=-1).astype(mx.int32)
+    return _best(scores(logits, config, offset, depths))
+
+
+def choose_quickly(
+    logits: mx.array, config: SamplingConfig, offset: int, depths: NDArray[np.int32]
+) -> Choice:
+    """Choose as ``choose`` does, but rank only each row's likeliest tokens for top-p.
+
+    Sorting the whole vocabulary at every row would cost more than all else that sampling
+    does; a nucleus seldom needs more than ``NUM_CANDIDATES`` tokens.
+    """
+    if config.is_greedy or not _has_top_p(config) or logits.shape[-1] <= NUM_CANDIDATES:
+        return Choice(choose(logits, config, offset, depths))
+    logits = logits.astype(mx.float32)
+    ranked = _descending(mx.topk(logits, NUM_CANDIDATES, axis=-1))
+    nucleus = _nucleus(ranked, logits, config.top_p)
+    kept = _keep_from(logits, nucleus.threshold)
+    table = _noisy(_filtered(kept, config), config, offset, depths)
+    return Choice(_best(table), nucleus.is_whole.all(keepdims=True)[0])
 
 
 def scores(
@@ -37,11 +71,7 @@ def scores(
     logits = logits.astype(mx.float32)
     if config.is_greedy:
         return logits
-    levels = np.arange(offset, offset + int(depths.max()) + 1)
-    noise = gumbel_noise(config.seed, levels, logits.shape[-1])
-    if len(levels) > 1:
-        noise = noise[mx.array(depths)]
-    return filtered_log_probs(logits, config) * (1.0 / config.temperature) + noise
+    return _noisy(filtered_logits(logits, config), config, offset, depths)
 
 
 def gumbel_noise(seed: int, positions: NDArray[np.int64], vocab_size: int) -> mx.array:
@@ -52,7 +82,7 @@ def gumbel_noise(seed: int, positions: NDArray[np.int64], vocab_size: int) -> mx
 
     Source:
         argmax(log p + Gumbel noise) is a draw from p: Maddison et al., arXiv:1411.0030,
-        section 2.
+        section 2. A constant added to a row's log p changes nothing.
     """
     keys = np.stack([np.full_like(positions, seed), positions], axis=1).astype(np.uint32)
     draw = mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))
@@ -60,49 +90,96 @@ def gumbel_noise(seed: int, positions: NDArray[np.int64], vocab_size: int) -> mx
     return noise
 
 
-def filtered_log_probs(logits: mx.array, config: SamplingConfig) -> mx.array:
-    """Normalise, then drop tokens by top-p, min-p and top-k, in mlx-lm's order.
+def filtered_logits(logits: mx.array, config: SamplingConfig) -> mx.array:
+    """Drop tokens by top-p, min-p and top-k, in mlx-lm's order.
 
     Args:
         logits: (rows, vocab_size) float32.
         config: The filters run on the untempered distribution.
 
     Returns:
-        (rows, vocab_size) float32, -inf where a token was dropped, not renormalised.
+        (rows, vocab_size) float32, -inf where a token was dropped.
 
     Source:
         The order of mlx-lm's ``make_sampler``, so that settings mean one law in both.
     """
-    log_probs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    if 0.0 < config.top_p < 1.0:
-        log_probs = _keep_from(log_probs, _top_p_threshold(log_probs, config.top_p))
+    if _has_top_p(config):
+        nucleus = _nucleus(_descending(logits), logits, config.top_p)
+        logits = _keep_from(logits, nucleus.threshold)
+    return _filtered(logits, config)
+
+
+def _has_top_p(config: SamplingConfig) -> bool:
+    return 0.0 < config.top_p < 1.0
+
+
+def _best(table: mx.array) -> mx.array:
+    return mx.argmax(table, axis=-1).astype(mx.int32)
+
+
+def _descending(logits: mx.array) -> mx.array:
+    return -mx.sort(-logits, axis=-1)
+
+
+def _noisy(
+    logits: mx.array, config: SamplingConfig, offset: int, depths: NDArray[np.int32]
+) -> mx.array:
+    """Temper the logits, taken from the row's greatest, and add each position's noise."""
+    levels = np.arange(offset, offset + int(depths.max()) + 1)
+    noise = gumbel_noise(config.seed, levels, logits.shape[-1])
+    if len(levels) > 1:
+        noise = noise[mx.array(depths)]
+    shifted = logits - mx.max(logits, axis=-1, keepdims=True)
+    return shifted * (1.0 / config.temperature) + noise
+
+
+def _filtered(logits: mx.array, config: SamplingConfig) -> mx.array:
+    """Apply the filters that need no order of the whole row."""
     if config.min_p > 0.0:
-        best = mx.max(log_probs, axis=-1, keepdims=True)
-        log_probs = _keep_from(log_probs, best + math.log(config.min_p))
+        best = mx.max(logits, axis=-1, keepdims=True)
+        logits = _keep_from(logits, best + math.log(config.min_p))
     if 0 < config.top_k < logits.shape[-1]:
-        log_probs = _keep_top_k(log_probs, config.top_k)
-    return log_probs
+        logits = _keep_top_k(logits, config.top_k)
+    return logits
 
 
-def _keep_from(log_probs: mx.array, threshold: mx.array) -> mx.array:
-    return mx.where(log_probs < threshold, -mx.inf, log_probs)
+def _keep_from(logits: mx.array, threshold: mx.array) -> mx.array:
+    return mx.where(logits < threshold, -mx.inf, logits)
 
 
-def _top_p_threshold(log_probs: mx.array, top_p: float) -> mx.array:
-    """Return (rows, 1), the least log-probability of the smallest set that reaches top_p."""
-    ordered = mx.sort(log_probs, axis=-1)
-    probs = mx.exp(ordered)
-    mass_above = mx.cumsum(probs, axis=-1, reverse=True, inclusive=False)
-    total_mass = mass_above[..., :1] + probs[..., :1]
-    num_dropped = (mass_above >= top_p * total_mass).sum(axis=-1, keepdims=True)
-    return mx.take_along_axis(ordered, num_dropped, axis=-1)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Nucleus:
+    """The smallest set of a row whose probability reaches top_p.
+
+    Attributes:
+        threshold: (rows, 1), its least logit.
+        is_whole: (rows, 1) bool, whether it ends among the logits that were ranked.
+    """
+
+    threshold: mx.array
+    is_whole: mx.array
 
 
-def _keep_top_k(log_probs: mx.array, top_k: int) -> mx.array:
+def _nucleus(ranked: mx.array, logits: mx.array, top_p: float) -> _Nucleus:
+    """Find the nucleus of each row.
+
+    Args:
+        ranked: (rows, candidates), the greatest logits of a row, descending.
+        logits: (rows, vocab_size).
+        top_p: The probability to reach.
+    """
+    probs = mx.exp(ranked - mx.logsumexp(logits, axis=-1, keepdims=True))
+    mass_above = mx.cumsum(probs, axis=-1, inclusive=False)
+    num_kept = (mass_above < top_p).sum(axis=-1, keepdims=True)
+    threshold = mx.take_along_axis(ranked, num_kept - 1, axis=-1)
+    return _Nucleus(threshold, mass_above[..., -1:] + probs[..., -1:] >= top_p)
+
+
+def _keep_top_k(logits: mx.array, top_k: int) -> mx.array:
     """Keep exactly ``top_k`` tokens a row; of equal ones the lowest ids."""
-    kth = mx.topk(log_probs, top_k, axis=-1).min(axis=-1, keepdims=True)
-    is_above = log_probs > kth
-    is_tied = log_probs == kth
+    kth = mx.topk(logits, top_k, axis=-1).min(axis=-1, keepdims=True)
+    is_above = logits > kth
+    is_tied = logits == kth
     num_free = top_k - is_above.sum(axis=-1, keepdims=True)
     is_kept = is_above | (is_tied & (mx.cumsum(is_tied.astype(mx.int32), axis=-1) <= num_free))
-    return mx.where(is_kept, log_probs, -mx.inf)
+    return mx.where(is_kept, logits, -mx.inf)

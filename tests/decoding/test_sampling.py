@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from redrafter_mlx.config import SamplingConfig
-from redrafter_mlx.decoding.sampling import choose, filtered_log_probs, gumbel_noise, scores
+from redrafter_mlx.decoding.sampling import (
+    NUM_CANDIDATES,
+    choose,
+    choose_quickly,
+    filtered_logits,
+    gumbel_noise,
+    scores,
+)
 from redrafter_mlx.errors import ConfigError
 
 LOGITS = mx.random.normal((5, 200), key=mx.random.key(4)) * 3.0
@@ -70,27 +77,47 @@ def test_filters_keep_what_mlx_lm_keeps(settings):
         theirs = sample_utils.apply_min_p(theirs, config.min_p)
     if config.top_k > 0:
         theirs = sample_utils.apply_top_k(theirs, config.top_k)
-    ours = filtered_log_probs(LOGITS, config)
+    ours = filtered_logits(LOGITS, config)
     assert mx.array_equal(mx.isinf(ours), mx.isinf(theirs))
-    kept = ~mx.isinf(ours)
-    assert mx.abs(mx.where(kept, ours - theirs, 0.0)).max().item() < 1e-6
+    assert mx.array_equal(mx.where(mx.isinf(ours), LOGITS, ours), LOGITS)
 
 
 def test_top_k_of_equal_logits_keeps_the_lowest_ids():
-    kept = filtered_log_probs(mx.zeros((1, 10)), SamplingConfig(temperature=1.0, top_k=3))
+    kept = filtered_logits(mx.zeros((1, 10)), SamplingConfig(temperature=1.0, top_k=3))
     assert np.flatnonzero(np.isfinite(np.array(kept[0]))).tolist() == [0, 1, 2]
 
 
-def test_half_precision_logits_are_normalised_in_float32():
+def test_half_precision_logits_are_taken_in_float32():
     logits = (LOGITS * 4).astype(mx.bfloat16)
-    config = SamplingConfig(temperature=1.0)
+    config = SamplingConfig(temperature=0.7)
     noise = gumbel_noise(config.seed, np.arange(1), logits.shape[-1])
     ours = np.array(scores(logits, config, 0, np.zeros(5, np.int32)) - noise)
     exact = np.array(logits.astype(mx.float32)).astype(np.float64)
-    exact -= np.log(np.exp(exact).sum(axis=-1, keepdims=True))
+    exact = (exact - exact.max(axis=-1, keepdims=True)) / 0.7
     assert np.abs(ours - exact).max() < 1e-4
     greedy = SamplingConfig(temperature=1.0, top_k=1)
     assert mx.array_equal(choose(logits, greedy, 0), mx.argmax(logits, axis=-1))
+
+
+WIDE = mx.random.normal((7, 3 * NUM_CANDIDATES), key=mx.random.key(3)) * 4.0
+WIDE_DEPTHS = np.array([0, 1, 1, 2, 2, 3, 3], np.int32)
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_p": 0.95}, {"top_p": 0.9, "top_k": 50}])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_quick_choice_is_the_exact_one(settings, seed):
+    """Law: ranking only the likeliest tokens changes no choice that says it is exact."""
+    config = SamplingConfig(**{"temperature": 1.1, "seed": seed, **settings})
+    choice = choose_quickly(WIDE, config, 11, WIDE_DEPTHS)
+    assert choice.is_exact is None or choice.is_exact.tolist() == [True]
+    assert mx.array_equal(choice.tokens, choose(WIDE, config, 11, WIDE_DEPTHS))
+
+
+@pytest.mark.parametrize("row", range(7))
+def test_the_quick_choice_tells_of_a_nucleus_that_is_too_wide(row):
+    flat = mx.where(mx.arange(7)[:, None] == row, 0.001 * WIDE, WIDE)
+    config = SamplingConfig(temperature=1.0, top_p=0.95)
+    assert choose_quickly(flat, config, 0, WIDE_DEPTHS).is_exact.tolist() == [False]
 
 
 @pytest.mark.parametrize(

@@ -85,3 +85,59 @@ def test_of_two_rows_with_one_prefix_the_lowest_chooses_and_all_children_go_on()
 def test_row_0_is_never_its_own_child():
     tree = tree_of([9, 9], [0, 0])
     assert walk(tree, [9, 9]) == [0, 1]
+
+
+def test_a_chain_shares_the_rows_that_are_there_and_raises_their_chance():
+    tree = tree_of([9, 1, 2, 3], [0, 0, 0, 1], [0.0, -1.0, -2.0, -3.0])
+    merged = tree.with_chain([1, 3, 5, 6], [-0.5, -0.6, -0.7, -0.8])
+    assert merged.tokens.tolist() == [9, 1, 2, 3, 5, 6]
+    assert merged.parents.tolist() == [0, 0, 0, 1, 3, 4]
+    assert np.allclose(merged.log_probs, [0.0, -0.5, -2.0, -0.6, -0.7, -0.8])
+    assert merged.is_looked_up.tolist() == [False, False, False, False, True, True]
+
+
+def test_a_chain_that_is_there_already_adds_nothing_and_lowers_nothing():
+    tree = tree_of([9, 1, 3], [0, 0, 1], [0.0, -0.1, -0.2])
+    merged = tree.with_chain([1, 3], [-1.0, -2.0])
+    assert merged.tokens.tolist() == [9, 1, 3]
+    assert np.allclose(merged.log_probs, [0.0, -0.1, -0.2])
+    assert not merged.is_looked_up.any()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_merged_tree_has_no_duplicates_and_keeps_every_path(seed):
+    """Law: merging adds one path, and no prefix is there twice."""
+    rng = np.random.default_rng(seed)
+    tree = DraftTree.of_root(0)
+    chains = [rng.integers(0, 3, 5).tolist() for _ in range(6)]
+    for chain in chains:
+        tree = tree.with_chain(chain, (-np.arange(1.0, 6.0)).tolist())
+    assert tree.twins.tolist() == list(range(tree.num_rows))
+    paths = [tree.tokens[row_ancestors].tolist()[1:] for row_ancestors in tree.ancestors]
+    assert all(chain in paths for chain in chains)
+    assert tree.num_rows == 1 + len({tuple(c[:k]) for c in chains for k in range(1, 6)})
+
+
+def naive_walk(tree: DraftTree, chosen: list[int]) -> list[int]:
+    """Walk level by level, all rows of a prefix together, as ``accept`` must."""
+    path, alive = [0], [0]
+    while True:
+        token = chosen[alive[0]]
+        alive = [
+            row
+            for row in range(1, tree.num_rows)
+            if int(tree.parents[row]) in alive and int(tree.tokens[row]) == token
+        ]
+        if not alive:
+            return path
+        path.append(alive[0])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_walk_equals_a_naive_one_on_random_trees_with_duplicates(seed):
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(1, 65))
+    parents = [0, *(int(rng.integers(0, row)) for row in range(1, size))]
+    tree = tree_of(rng.integers(0, 3, size).tolist(), parents)
+    chosen = rng.integers(0, 3, size).tolist()
+    assert walk(tree, chosen) == naive_walk(tree, chosen)
