@@ -110,6 +110,11 @@ class GenerationConfig:
         sampling: How tokens are chosen.
         beam: Shape of the draft; ``None`` takes the default for the device.
         ignore_eos: Go on after an end-of-sequence token (for benchmarks).
+        use_drafter: Whether the model's drafter drafts.
+        use_lookup: Whether what followed earlier occurrences of the latest tokens is drafted.
+        is_adaptive: Whether rows and parking follow what rounds bring; else every round has
+            the whole shape.
+        timed_every: Time the parts of every n-th round; 0 times none.
     """
 
     max_tokens: int = 512
@@ -117,9 +122,14 @@ class GenerationConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     beam: BeamShape | None = None
     ignore_eos: bool = False
+    use_drafter: bool = True
+    use_lookup: bool = True
+    is_adaptive: bool = True
+    timed_every: int = 0
 
     def __post_init__(self) -> None:
         """Check every range."""
+        check_range("timed_every", self.timed_every, 0, 2**31 - 1)
         check_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
         if not isinstance(self.sampling, SamplingConfig):
             raise ConfigError(f"sampling is {self.sampling!r}; give a SamplingConfig.")

@@ -266,7 +266,7 @@ def test_reading_that_is_stopped_forgets_the_question_and_keeps_what_was_read(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real decode: the same question is then read from where it was stopped."""
-    monkeypatch.setattr("redrafter_mlx.decoding.decode.prefill_step", lambda: 16)
+    monkeypatch.setattr("redrafter_mlx.decoding.prefill.prefill_step", lambda: 16)
     config = GenerationConfig(max_tokens=6)
     conversation, other = (Conversation(model, config=config) for _ in range(2))
     for each in (conversation, other):

@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+import time
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.config import BeamShape, GenerationConfig, SamplingConfig
-from redrafter_mlx.decoding.beam import Draft, draft
-from redrafter_mlx.decoding.sampling import choose
+from redrafter_mlx.config import GenerationConfig
+from redrafter_mlx.decoding.anatomy import Stopwatch
+from redrafter_mlx.decoding.lookup import LookupIndex
+from redrafter_mlx.decoding.planner import Planner
+from redrafter_mlx.decoding.prefill import OnPrefill, prefill
+from redrafter_mlx.decoding.round import Engine, Flight, Outcome, Tip
 from redrafter_mlx.decoding.stats import DecodeStats
-from redrafter_mlx.decoding.tree import Accepted, DraftTree, accept
+from redrafter_mlx.decoding.tree import DraftTree
 from redrafter_mlx.decoding.wired import WIRED_LIMIT
 from redrafter_mlx.errors import PromptError
-from redrafter_mlx.loading.model import LoadedModel, default_beam_shape
+from redrafter_mlx.loading.model import LoadedModel
 from redrafter_mlx.models.decoder import Decoder
-from redrafter_mlx.models.drafter import Drafter
 from redrafter_mlx.models.kv_cache import KVCache
-
-GPU_PREFILL_STEP = 512
-# Each chunk is what Ctrl-C waits for, and smaller ones cost a CPU nothing.
-CPU_PREFILL_STEP = 128
-
-# Called between the chunks of a prompt with the tokens that are read and their number in
-# all, those that the cache held left out; where it returns False, reading ends there.
-OnPrefill = Callable[[int, int], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Tokens that a pass brought, in order; the first ``num_drafted`` were draft tokens."""
+    """Tokens that a pass brought, in order.
+
+    Attributes:
+        tokens: Ids.
+        sources: What drafted each of the first ones; the target chose those behind them.
+    """
 
     tokens: list[int]
-    num_drafted: int
+    sources: list[str]
+
+    def source(self, place: int) -> str | None:
+        """Return what drafted a token, ``None`` for the target's own."""
+        return self.sources[place] if place < len(self.sources) else None
 
 
 @dataclass(slots=True)
@@ -42,20 +45,16 @@ class DecodeState:
     """What one decode carries from pass to pass.
 
     Attributes:
-        kv_cache: Holds every emitted token but the last.
-        hidden: (1, hidden_size), the target's last hidden state after its final norm.
-        next_token: (1,) int32, chosen from ``hidden`` and not yet run.
+        tip: Where the text ends.
         num_left: Tokens that may still be emitted; 0 once the answer has ended.
         stop_ids: Tokens that end the answer.
     """
 
-    kv_cache: KVCache
-    hidden: mx.array
-    next_token: mx.array
+    tip: Tip
     num_left: int
     stop_ids: frozenset[int]
 
-    def take(self, tokens: list[int], num_drafted: int = 0) -> Run:
+    def take(self, tokens: list[int], sources: list[str] | None = None) -> Run:
         """Cut what a pass brought where the answer ends, and count what is left of it."""
         tokens = tokens[: self.num_left]
         self.num_left -= len(tokens)
@@ -64,22 +63,7 @@ class DecodeState:
                 self.num_left = 0
                 tokens = tokens[: place + 1]
                 break
-        return Run(tokens, num_drafted)
-
-
-@dataclass(frozen=True, slots=True)
-class RoundResult:
-    """What one host read brings.
-
-    Attributes:
-        path: Accepted rows, from the root.
-        next_token: The target's own token behind them.
-        tree: The next round's draft.
-    """
-
-    path: list[int]
-    next_token: int
-    tree: DraftTree
+        return Run(tokens, sources or [])
 
 
 def decode(
@@ -112,17 +96,18 @@ def decode(
     stop_ids = frozenset() if config.ignore_eos else model.eos_ids
     stats.prompt_tokens, stats.cached_tokens = len(prompt), kv_cache.offset
     num_emitted = 0
+    engine = Engine(model.target, model.drafter, kv_cache, config.sampling)
     with WIRED_LIMIT.raised():
         try:
-            hidden = _prefill(model.target, kv_cache, prompt[kv_cache.offset :], on_prefill)
+            hidden = prefill(model.target, kv_cache, prompt[kv_cache.offset :], on_prefill)
             if hidden is None:
                 return
-            next_token = _choose_next(model.target, hidden, kv_cache, config.sampling)
-            state = DecodeState(kv_cache, hidden, next_token, num_left, stop_ids)
-            for run in _runs(model, state, config, stats):
+            state = DecodeState(engine.tip(hidden), num_left, stop_ids)
+            planner = _planner(model, prompt, config)
+            for run in _runs(engine, state, planner, stats, config.timed_every):
                 for place, token in enumerate(run.tokens):
                     num_emitted += 1
-                    stats.record_token(place + 1 if place < run.num_drafted else None)
+                    stats.record_token(place + 1, run.source(place))
                     yield token
         finally:
             # The first token is prefill's, and the last one is never in the cache.
@@ -146,105 +131,91 @@ def most_tokens(max_tokens: int, num_prompt_tokens: int, max_positions: int) -> 
     return min(max_tokens, max_positions - num_prompt_tokens)
 
 
-def prefill_step() -> int:
-    """Return how many tokens of a prompt are run at once."""
-    return GPU_PREFILL_STEP if mx.default_device().type == mx.gpu else CPU_PREFILL_STEP
-
-
-def _prefill(
-    target: Decoder, kv_cache: KVCache, prompt: Sequence[int], on_prefill: OnPrefill | None
-) -> mx.array | None:
-    """Run the prompt in chunks, so that no command is very long.
-
-    Returns:
-        The last hidden state, (1, hidden_size); ``None`` where ``on_prefill`` ended it.
-    """
-    tokens = mx.array(np.asarray(prompt, np.int32))
-    step = prefill_step()
-    for start in range(0, len(prompt), step):
-        if start > 0:
-            mx.eval(kv_cache.arrays)
-            if on_prefill is not None and on_prefill(start, len(prompt)) is False:
-                return None
-        chunk = tokens[start : start + step]
-        hidden = target(chunk, kv_cache)
-        kv_cache.commit(range(chunk.shape[0]))
-    return hidden[-1:]
-
-
-def _choose_next(
-    target: Decoder, hidden: mx.array, kv_cache: KVCache, sampling: SamplingConfig
-) -> mx.array:
-    """Choose the token behind everything in the cache, (1,) int32."""
-    return choose(target.logits(hidden), sampling, kv_cache.offset - 1)
+def _planner(model: LoadedModel, prompt: Sequence[int], config: GenerationConfig) -> Planner:
+    shape = config.beam or model.beam_shape
+    has_drafter = model.drafter is not None and config.use_drafter
+    is_drafting = shape.num_draft_steps > 0 and shape.max_rows > 1
+    # A shape that was measured to be plain says nothing against lookups.
+    has_lookup = config.use_lookup and (is_drafting or config.beam is None)
+    return Planner(
+        model.pace,
+        shape if has_drafter and is_drafting else None,
+        lookup=LookupIndex(prompt) if has_lookup else None,
+        is_adaptive=config.is_adaptive,
+        max_rows=shape.max_rows,
+    )
 
 
 def _runs(
-    model: LoadedModel, state: DecodeState, config: GenerationConfig, stats: DecodeStats
-) -> Iterator[Run]:
-    shape = config.beam or default_beam_shape()
-    if model.drafter is None or shape.num_draft_steps == 0 or shape.max_rows == 1:
-        return _decode_plainly(model.target, state, config.sampling, stats)
-    return _decode_in_rounds(model.target, model.drafter, state, shape, config.sampling, stats)
-
-
-def _decode_plainly(
-    target: Decoder, state: DecodeState, sampling: SamplingConfig, stats: DecodeStats
-) -> Iterator[Run]:
-    """Yield one token a pass; each pass is begun before the last one's token is read."""
-    mx.async_eval(state.next_token)
+    engine: Engine, state: DecodeState, planner: Planner, stats: DecodeStats, timed_every: int
+) -> Generator[Run, None, None]:
+    """Yield what each pass brings, once the device is at work on the next one."""
+    shape = None if planner.num_plain_steps else planner.next_shape
+    first = engine.read_tip(state.tip, shape)
+    outcome: Outcome | None = first
+    run = state.take([first.next_token])
+    planner.observe(run.tokens)
     while state.num_left:
-        token = state.next_token
-        if state.num_left > 1:
-            state.hidden = target(token, state.kv_cache)
-            state.kv_cache.commit([0])
-            state.next_token = _choose_next(target, state.hidden, state.kv_cache, sampling)
-            mx.async_eval(state.next_token)
-        if stats.emitted_tokens:
-            stats.record_round(rows=1, depth=0)
-        yield state.take(np.array(token).tolist())
+        if planner.num_plain_steps:
+            run = yield from _plain_steps(engine, state, planner, stats, run)
+            outcome = None
+            continue
+        if outcome is None:
+            outcome = engine.read_tip(state.tip, planner.draft_shape)
+        started = time.perf_counter()
+        is_timed = timed_every > 0 and stats.num_rounds % timed_every == 0
+        watch = Stopwatch(stats, is_running=is_timed)
+        tree = planner.tree(outcome.tree, state.num_left - 1)
+        watch.lap("host")
+        flight = Flight(engine, tree, planner.next_shape, watch)
+        yield run
+        outcome = flight.land()
+        watch.stop()
+        state.tip = flight.tip
+        planner.record(tree, outcome.path, None if is_timed else time.perf_counter() - started)
+        run = _landed(state, tree, outcome, stats)
+        planner.observe(run.tokens)
+    yield run
 
 
-def _decode_in_rounds(
-    target: Decoder,
-    drafter: Drafter,
-    state: DecodeState,
-    shape: BeamShape,
-    sampling: SamplingConfig,
-    stats: DecodeStats,
-) -> Iterator[Run]:
-    """Yield a round's tokens together: accepted draft tokens, then the target's own."""
-    kv_cache = state.kv_cache
-    drafted = draft(drafter, state.hidden, state.next_token, shape)
-    result = _read_round(None, state.next_token, drafted)
-    yield state.take([result.next_token])
-    while state.num_left:
-        tree = result.tree.pruned(shape.max_rows, max_depth=state.num_left - 1)
-        hidden = target(mx.array(tree.tokens), kv_cache, tree)
-        chosen = choose(target.logits(hidden), sampling, kv_cache.offset, tree.depths)
-        accepted = accept(tree, chosen)
-        state.hidden = hidden[accepted.last_row]
-        state.next_token = chosen[accepted.last_row]
-        drafted = draft(drafter, state.hidden, state.next_token, shape)
-        result = _read_round(accepted, state.next_token, drafted)
-        kv_cache.commit(result.path)
-        stats.record_round(tree.num_rows, tree.max_depth)
-        drafted_tokens = tree.tokens[result.path[1:]].tolist()
-        yield state.take([*drafted_tokens, result.next_token], len(drafted_tokens))
+def _landed(state: DecodeState, tree: DraftTree, outcome: Outcome, stats: DecodeStats) -> Run:
+    """Return a round's tokens: the accepted draft tokens, then the target's own."""
+    stats.record_round(tree.num_rows, tree.max_depth)
+    rows = outcome.path[1:]
+    sources = ["lookup" if tree.is_looked_up[row] else "drafter" for row in rows]
+    return state.take([*tree.tokens[rows].tolist(), outcome.next_token], sources)
 
 
-def _read_round(accepted: Accepted | None, next_token: mx.array, drafted: Draft) -> RoundResult:
-    """Read a round's outcome and the next round's draft off the device at once."""
-    path = accepted.path if accepted else mx.zeros(1, mx.int32)
-    parts = [path, next_token, drafted.tokens, drafted.parents]
-    parts.append(drafted.log_probs.view(mx.int32))
-    numbers = np.array(mx.concatenate(parts))
-    ends = np.cumsum([part.shape[0] for part in parts])[:-1]
-    rows, token, tokens, parents, bits = np.split(numbers, ends)
-    root = np.zeros(1, np.int32)
-    tree = DraftTree.from_rows(
-        tokens=np.concatenate([token, tokens]),
-        parents=np.concatenate([root, parents]),
-        log_probs=np.concatenate([root, bits]).view(np.float32),
-    )
-    return RoundResult(rows[rows >= 0].tolist(), int(token[0]), tree)
+def _plain_steps(
+    engine: Engine, state: DecodeState, planner: Planner, stats: DecodeStats, run: Run
+) -> Generator[Run, None, Run]:
+    """Yield one token a pass, each pass begun before the last one's token is read.
+
+    Args:
+        engine: The model.
+        state: Its tip is the token before.
+        planner: Says how many steps there are, and when a lookup ends them earlier.
+        stats: Counts them.
+        run: What was brought before.
+
+    Returns:
+        What the last step brought, not yielded.
+    """
+    num_steps = min(planner.num_plain_steps, state.num_left)
+    state.tip = engine.step(state.tip)
+    read_at = None
+    for number in range(1, num_steps + 1):
+        yield run
+        token = state.tip.next_token
+        is_last = number == num_steps or planner.wants_round
+        if not is_last:
+            state.tip = engine.step(state.tip)
+        run = state.take(np.array(token).tolist())
+        now = time.perf_counter()
+        planner.record_step(now - read_at if read_at is not None else None)
+        read_at = now
+        stats.record_round(rows=1, depth=0)
+        planner.observe(run.tokens)
+        if is_last or not state.num_left:
+            break
+    return run

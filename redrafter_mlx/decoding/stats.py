@@ -19,6 +19,11 @@ class DecodeStats:
         verified_rows: Tree rows that those passes ran, row 0 included.
         drafted_by_depth: Rounds that offered a draft token at depth 1, 2, ...
         accepted_by_depth: Rounds that kept one at that depth.
+        accepted_by_source: Draft tokens kept, by who drafted them: ``drafter``, ``lookup``.
+        num_plain_steps: Passes over ``next_token`` alone.
+        part_seconds: Time of the rounds that were timed in parts, by part: ``draft``,
+            ``verify``, ``accept``, ``commit``, ``host``.
+        num_timed_rounds: How many those were.
         prefill_seconds: From the call to the first token.
         decode_seconds: From the first token to the latest.
         started_at: ``time.perf_counter`` at the call.
@@ -32,6 +37,10 @@ class DecodeStats:
     verified_rows: int = 0
     drafted_by_depth: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
+    accepted_by_source: dict[str, int] = field(default_factory=dict)
+    num_plain_steps: int = 0
+    part_seconds: dict[str, float] = field(default_factory=dict)
+    num_timed_rounds: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     started_at: float = field(default_factory=time.perf_counter)
@@ -41,18 +50,29 @@ class DecodeStats:
         """Count one target pass over ``rows`` rows that offered ``depth`` draft tokens."""
         self.num_rounds += 1
         self.verified_rows += rows
+        self.num_plain_steps += rows == 1
         missing = depth - len(self.drafted_by_depth)
         self.drafted_by_depth += [0] * missing
         self.accepted_by_depth += [0] * missing
         for level in range(depth):
             self.drafted_by_depth[level] += 1
 
-    def record_token(self, draft_depth: int | None = None) -> None:
-        """Count one emitted token and note the time; ``draft_depth`` is a draft token's, from 1."""
+    def record_part(self, part: str, seconds: float) -> None:
+        """Count the time of a part of a timed round."""
+        self.part_seconds[part] = self.part_seconds.get(part, 0.0) + seconds
+
+    def record_token(self, depth: int = 1, source: str | None = None) -> None:
+        """Count one emitted token and note the time.
+
+        Args:
+            depth: Its place in what the pass brought, from 1.
+            source: What drafted it; ``None`` for the target's own.
+        """
         now = time.perf_counter()
         self.emitted_tokens += 1
-        if draft_depth is not None:
-            self.accepted_by_depth[draft_depth - 1] += 1
+        if source is not None:
+            self.accepted_by_depth[depth - 1] += 1
+            self.accepted_by_source[source] = self.accepted_by_source.get(source, 0) + 1
         if self.first_token_at is None:
             self.first_token_at = now
             self.prefill_seconds = now - self.started_at
@@ -62,6 +82,11 @@ class DecodeStats:
     def tokens_per_round(self) -> float:
         """``(emitted - 1) / rounds``: the first token is prefill's."""
         return (self.emitted_tokens - 1) / self.num_rounds if self.num_rounds else 0.0
+
+    @property
+    def accepted_per_round(self) -> float:
+        """Draft tokens kept a round; the target's own token is not among them."""
+        return sum(self.accepted_by_depth) / self.num_rounds if self.num_rounds else 0.0
 
     @property
     def tokens_per_second(self) -> float:
@@ -83,6 +108,12 @@ class DecodeStats:
         pairs = zip(self.accepted_by_depth, self.drafted_by_depth, strict=True)
         return [accepted / drafted for accepted, drafted in pairs]
 
+    @property
+    def part_milliseconds(self) -> dict[str, float]:
+        """Mean time of each part of a round, over the rounds that were timed."""
+        rounds = max(self.num_timed_rounds, 1)
+        return {part: 1e3 * seconds / rounds for part, seconds in self.part_seconds.items()}
+
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as a JSON object, times in seconds."""
         return {
@@ -92,9 +123,13 @@ class DecodeStats:
             "num_rounds": self.num_rounds,
             "verified_rows": self.verified_rows,
             "tokens_per_round": self.tokens_per_round,
+            "accepted_per_round": self.accepted_per_round,
             "tokens_per_second": self.tokens_per_second,
             "prompt_tokens_per_second": self.prompt_tokens_per_second,
             "time_to_first_token_seconds": self.prefill_seconds,
             "decode_seconds": self.decode_seconds,
             "acceptance_by_depth": self.acceptance_by_depth,
+            "accepted_by_source": self.accepted_by_source,
+            "num_plain_steps": self.num_plain_steps,
+            "part_milliseconds": self.part_milliseconds,
         }

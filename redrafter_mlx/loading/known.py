@@ -131,6 +131,11 @@ def require_writable_cache(folder: Path) -> None:
         ) from error
 
 
+def profile_folder() -> Path:
+    """Return where ``redrafter-mlx tune`` keeps what it found."""
+    return cache_folder() / "profiles"
+
+
 def find_wheel_file(name: str) -> Path:
     """Return the path of a known model's file in its wheel; the wheel's own code is not run.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,13 @@ from mlx.utils import tree_flatten
 from redrafter_mlx.config import CPU_BEAM_SHAPE, GPU_BEAM_SHAPE, BeamShape, Quantization
 from redrafter_mlx.convert.model_files import VOCABULARY_FILES
 from redrafter_mlx.convert.tokenizer_files import check_sizes, check_texts
+from redrafter_mlx.decoding.pace import CPU_COSTS, GPU_COSTS, Pace, RoundCosts
+from redrafter_mlx.decoding.profile import find_profile, profile_key
 from redrafter_mlx.errors import CheckpointError, ReDrafterError
 from redrafter_mlx.loading.converted import is_conversion
 from redrafter_mlx.loading.drafter import load_drafter
 from redrafter_mlx.loading.hub import find_drafter, resolve_model
+from redrafter_mlx.loading.known import profile_folder
 from redrafter_mlx.loading.memory import MachineMemory, check_memory, memory_need
 from redrafter_mlx.loading.target import identify, load_target
 from redrafter_mlx.loading.watch import SILENT, Watch
@@ -39,6 +42,9 @@ class LoadedModel:
         tokenizer: A transformers tokenizer; ``None`` for a model made in memory.
         eos_ids: Every token id that ends an answer.
         notices: Lines to tell the user once.
+        beam_shape: Of the draft where nobody asks for another: measured, or as suits the
+            device.
+        pace: What drafting has brought so far, across answers.
     """
 
     name: str
@@ -48,6 +54,13 @@ class LoadedModel:
     tokenizer: Any
     eos_ids: frozenset[int]
     notices: tuple[str, ...] = ()
+    beam_shape: BeamShape = field(default_factory=lambda: default_beam_shape())
+    pace: Pace = field(default_factory=lambda: Pace(default_costs()))
+
+
+def default_costs() -> RoundCosts:
+    """Return what the parts of a round cost on this device when nobody measured it."""
+    return GPU_COSTS if mx.default_device().type == mx.gpu else CPU_COSTS
 
 
 def load(
@@ -88,7 +101,8 @@ def load(
         target, tokenizer = load_target(folder, dtype), load_tokenizer(folder)
     load_from = _load_found if drafter == "auto" else _load_named
     found = load_from(name, drafter_folder, target, dtype)
-    notices = (*notices, *_dtype_notice(target, dtype), *found.notices)
+    tuned = _tuned(target, found.drafter)
+    notices = (*notices, *_dtype_notice(target, dtype), *found.notices, *tuned.notices)
     return LoadedModel(
         name=name,
         folder=folder,
@@ -97,6 +111,8 @@ def load(
         tokenizer=tokenizer,
         eos_ids=eos_ids(folder, tokenizer),
         notices=(*notices, *_template_notice(name, tokenizer)),
+        beam_shape=tuned.shape,
+        pace=Pace(tuned.costs),
     )
 
 
@@ -172,6 +188,24 @@ def _template_notice(name: str, tokenizer: Any) -> tuple[str, ...]:
     return (f"{name} has no chat template: prompts are taken as they are.",)
 
 
+@dataclass(frozen=True, slots=True)
+class _Tuned:
+    shape: BeamShape
+    costs: RoundCosts
+    notices: tuple[str, ...] = ()
+
+
+def _tuned(target: Decoder, drafter: Drafter | None) -> _Tuned:
+    """Return what was measured for this pair, or what suits the device and a line about it."""
+    if drafter is None:
+        return _Tuned(default_beam_shape(), default_costs())
+    profile = find_profile(profile_key(target, drafter), profile_folder())
+    if profile is not None:
+        return _Tuned(profile.shape, profile.costs)
+    notice = "The shape of the draft is a guess; redrafter-mlx tune measures the best one here."
+    return _Tuned(default_beam_shape(), default_costs(), (notice,))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _FoundDrafter:
     drafter: Drafter | None
@@ -196,14 +230,14 @@ def _load_found(name: str, folder: Path | None, target: Decoder, dtype: str) -> 
         return _FoundDrafter(
             None,
             (
-                f"No drafter was found for {name}: decoding plainly. redrafter-mlx convert "
-                "imports one; give its folder as the drafter.",
+                f"No drafter was found for {name}: guessing by lookup alone. redrafter-mlx "
+                "convert imports one; give its folder as the drafter.",
             ),
         )
     try:
         return _load_named(name, folder, target, dtype)
     except ReDrafterError as error:
-        return _FoundDrafter(None, (f"Decoding plainly, the drafter is unusable: {error}",))
+        return _FoundDrafter(None, (f"Guessing by lookup alone, the drafter is unusable: {error}",))
 
 
 def _with_origin(drafter: Drafter, name: str, target: Decoder) -> _FoundDrafter:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import DrafterConfig
 from redrafter_mlx.models.decoder import Decoder
@@ -96,6 +100,16 @@ class Drafter:
         self._head = self._bind_head()
         self._first = _SplitLinear.of(network)
         mx.eval(self._head.arrays, self._first.arrays if self._first else [])
+
+    @property
+    def digest(self) -> str:
+        """Hex digest of the configuration and of every vector among the weights."""
+        found = hashlib.sha256(json.dumps(self.config.to_dict(), sort_keys=True).encode())
+        parameters: dict[str, mx.array] = dict(tree_flatten(self._network.parameters()))
+        for _, value in sorted(parameters.items()):
+            if value.ndim == 1:
+                found.update(np.array(value.astype(mx.float32)).tobytes())
+        return found.hexdigest()
 
     def context(self, hidden: mx.array) -> mx.array:
         """Return what a whole draft shares.

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from redrafter_mlx.config import BeamShape, GenerationConfig, SamplingConfig
-from redrafter_mlx.decoding.decode import decode, prefill_step
+from redrafter_mlx.decoding.decode import decode
+from redrafter_mlx.decoding.prefill import prefill_step
 from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.errors import PromptError
 from tests.toy import Oracle, toy_drafter, toy_model, toy_target
@@ -18,11 +19,13 @@ PROMPT = [7, 3, 9, 1, 22]
 SHAPES = [BeamShape(*shape) for shape in [(1, 2), (1, 5), (2, 3), (3, 4), (8, 8), (50, 3)]]
 STEP = prefill_step()
 SAMPLED = SamplingConfig(temperature=0.8, top_p=0.95, seed=5)
+# Every round has the whole shape, and nothing but the drafter drafts.
+FIXED = {"is_adaptive": False, "use_lookup": False}
 
 
 def answer(model, config=None, prompt=PROMPT, stats=None, **changes) -> list[int]:
     """Return the answer's ids and check what the cache is left with."""
-    config = config or GenerationConfig(**({"max_tokens": 40} | changes))
+    config = config or GenerationConfig(**({"max_tokens": 40} | FIXED | changes))
     kv_cache = model.target.make_kv_cache()
     tokens = list(decode(model, kv_cache, prompt, config, stats or DecodeStats()))
     assert kv_cache.offset == len(prompt) + len(tokens) - 1
@@ -113,7 +116,7 @@ def test_closed_after_any_token_the_cache_is_right_and_goes_on(shape):
     expected = answer(toy_model(target), max_tokens=16)
     drafter = Oracle(target, PROMPT, expected) if shape else None
     model = toy_model(target, drafter)
-    config = GenerationConfig(max_tokens=16, beam=shape)
+    config = GenerationConfig(max_tokens=16, beam=shape, **FIXED)
     for count in range(1, 16):
         kv_cache = target.make_kv_cache()
         decoded = decode(model, kv_cache, PROMPT, config, DecodeStats())
@@ -129,7 +132,7 @@ def test_a_cache_that_holds_the_whole_prompt_runs_its_last_token_again():
     """Law: a repeated prompt on one cache gives the same answer."""
     target = toy_target()
     kv_cache, model = target.make_kv_cache(), toy_model(target, toy_drafter(target))
-    config = GenerationConfig(max_tokens=8, beam=BeamShape(2, 3))
+    config = GenerationConfig(max_tokens=8, beam=BeamShape(2, 3), **FIXED)
     answers = [list(decode(model, kv_cache, PROMPT, config, DecodeStats())) for _ in range(3)]
     assert answers[0] == answers[1] == answers[2]
 
@@ -140,7 +143,7 @@ def test_a_draft_token_counts_as_accepted_when_it_is_yielded(count):
     target = toy_target()
     expected = answer(toy_model(target), max_tokens=12)
     model, stats = toy_model(target, Oracle(target, PROMPT, expected)), DecodeStats()
-    config = GenerationConfig(max_tokens=12, beam=BeamShape(1, 5))
+    config = GenerationConfig(max_tokens=12, beam=BeamShape(1, 5), **FIXED)
     decoded = decode(model, target.make_kv_cache(), PROMPT, config, stats)
     assert list(itertools.islice(decoded, count)) == expected[:count]
     decoded.close()
@@ -190,7 +193,7 @@ def test_a_cached_prefix_changes_nothing_but_the_count():
     """Law: a later prompt over a rewound cache equals a fresh prefill, token for token."""
     target = toy_target()
     model = toy_model(target, toy_drafter(target))
-    config = GenerationConfig(max_tokens=20, beam=BeamShape(3, 4))
+    config = GenerationConfig(max_tokens=20, beam=BeamShape(3, 4), **FIXED)
     kv_cache, stats = target.make_kv_cache(), DecodeStats()
     first = list(decode(model, kv_cache, PROMPT, config, DecodeStats()))
     second_prompt = [*PROMPT, *first, 5, 6, 7]
@@ -209,7 +212,7 @@ def test_a_decode_begun_in_one_thread_is_continued_in_another(shape):
     """Law: MLX's streams belong to threads, but nothing lazy is left to another one."""
     target = toy_target()
     model = toy_model(target, toy_drafter(target) if shape else None)
-    config = GenerationConfig(max_tokens=24, beam=shape)
+    config = GenerationConfig(max_tokens=24, beam=shape, **FIXED)
     expected = answer(model, config)
     kv_cache, tokens = target.make_kv_cache(), []
 
@@ -226,10 +229,60 @@ def test_a_decode_begun_in_one_thread_is_continued_in_another(shape):
     assert tokens == expected
 
 
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("use_lookup", [True, False])
+@pytest.mark.parametrize("use_drafter", [True, False])
+@pytest.mark.parametrize("is_adaptive", [True, False])
+def test_whatever_drafts_the_text_is_the_targets_own(
+    sampling, use_lookup, use_drafter, is_adaptive
+):
+    """Law: lookups, row budgets, parking and probes change no token."""
+    prompt = PROMPT * 3
+    for seed in range(3):
+        target = toy_target(seed)
+        expected = answer(toy_model(target), prompt=prompt, max_tokens=90, sampling=sampling)
+        changes = {"use_lookup": use_lookup, "use_drafter": use_drafter, "sampling": sampling}
+        model = toy_model(target, toy_drafter(target, seed + 50))
+        stats = DecodeStats()
+        config = GenerationConfig(max_tokens=90, is_adaptive=is_adaptive, **changes)
+        assert answer(model, config, prompt=prompt, stats=stats) == expected
+        assert stats.emitted_tokens == 90
+        assert sum(stats.accepted_by_source.values()) == 89 - stats.num_rounds
+
+
+def test_a_drafter_that_is_never_right_is_parked_and_probed():
+    target = toy_target()
+    model, stats = toy_model(target, toy_drafter(target)), DecodeStats()
+    answer(model, max_tokens=200, is_adaptive=True, stats=stats)
+    assert model.pace.is_parked
+    assert stats.num_plain_steps > 150
+    assert 5 < stats.num_rounds - stats.num_plain_steps < 40
+
+
+def test_what_pace_a_model_has_is_kept_from_answer_to_answer():
+    target = toy_target()
+    model = toy_model(target, toy_drafter(target))
+    answer(model, max_tokens=100, is_adaptive=True)
+    stats = DecodeStats()
+    answer(model, max_tokens=40, is_adaptive=True, stats=stats)
+    assert stats.num_plain_steps >= 35
+
+
+@pytest.mark.parametrize("shape", [BeamShape(1, 5), BeamShape(3, 4)], ids=str)
+def test_timing_the_parts_changes_nothing_else(shape):
+    target = toy_target()
+    model, stats = toy_model(target, toy_drafter(target)), DecodeStats()
+    expected = answer(model, beam=shape)
+    assert answer(model, beam=shape, timed_every=3, stats=stats) == expected
+    assert stats.num_timed_rounds == math.ceil(stats.num_rounds / 3)
+    assert set(stats.part_milliseconds) == {"draft", "verify", "accept", "commit", "host"}
+    assert all(value > 0 for value in stats.part_milliseconds.values())
+
+
 @pytest.mark.parametrize("size", [1, 8, 9, 16, 17, 30])
 def test_a_long_prompt_is_told_between_its_chunks(monkeypatch, size):
     """Law: told or stopped, the cache holds whole chunks and the text is the same."""
-    monkeypatch.setattr("redrafter_mlx.decoding.decode.prefill_step", lambda: 8)
+    monkeypatch.setattr("redrafter_mlx.decoding.prefill.prefill_step", lambda: 8)
     model, prompt = toy_model(toy_target()), [3 + place % 40 for place in range(size)]
     config, kv_cache = GenerationConfig(max_tokens=5), model.target.make_kv_cache()
     expected = answer(model, config, prompt)
@@ -250,3 +303,36 @@ def test_a_long_prompt_is_told_between_its_chunks(monkeypatch, size):
     again = DecodeStats()
     assert list(decode(model, kv_cache, prompt, config, again, lambda *counts: None)) == expected
     assert again.cached_tokens == (16 if is_stopped else size - 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_any_shape_budget_and_drafter_gives_the_plain_text(seed):
+    """Law: random trees, widths and lengths 1 to 8, budgets 1 to 64, greedy and sampled."""
+    rng = np.random.default_rng(seed)
+    target = toy_target(seed)
+    drafter = toy_drafter(target, seed + 1, num_draft_layers=int(rng.integers(0, 4)))
+    shape = BeamShape(*(int(rng.integers(1, 9)) for _ in range(2)), int(rng.integers(1, 65)))
+    sampling = SAMPLED if seed % 2 else SamplingConfig()
+    prompt = rng.integers(0, 50, int(rng.integers(1, 40))).tolist() * int(rng.integers(1, 4))
+    changes = {"max_tokens": 120, "sampling": sampling}
+    expected = answer(toy_model(target), prompt=prompt, **changes)
+    for is_adaptive in (True, False):
+        for use_lookup in (True, False):
+            changes |= {"is_adaptive": is_adaptive, "use_lookup": use_lookup, "beam": shape}
+            assert answer(toy_model(target, drafter), prompt=prompt, **changes) == expected
+
+
+@pytest.mark.slow
+def test_a_thousand_rounds_in_little_memory_change_nothing():
+    """Law: with buffers freed at once and made anew, the text is the same to its end."""
+    target = toy_target(max_positions=2048)
+    model = toy_model(target, toy_drafter(target))
+    expected = answer(toy_model(target), max_tokens=1500)
+    old_limit = mx.set_cache_limit(0)
+    try:
+        stats = DecodeStats()
+        assert answer(model, beam=BeamShape(3, 4), max_tokens=1500, stats=stats) == expected
+        assert stats.num_rounds > 1000
+    finally:
+        mx.set_cache_limit(old_limit)

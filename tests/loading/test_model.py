@@ -9,12 +9,15 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from redrafter_mlx.config import DrafterConfig, TargetIdentity
+from redrafter_mlx.config import BeamShape, DrafterConfig, TargetIdentity
+from redrafter_mlx.decoding.pace import RoundCosts
+from redrafter_mlx.decoding.profile import Profile, profile_key, save_profile
 from redrafter_mlx.errors import CheckpointError, ConfigError, ShapeError
 from redrafter_mlx.loading import model as loading
 from redrafter_mlx.loading.converted import Origin, conversion_folder
 from redrafter_mlx.loading.drafter import load_drafter
 from redrafter_mlx.loading.drafter_places import find_drafter
+from redrafter_mlx.loading.known import profile_folder
 from redrafter_mlx.loading.modules import compute_dtype
 from redrafter_mlx.loading.target import identify, load_target
 from redrafter_mlx.models.drafter import RecurrentDrafter
@@ -321,7 +324,7 @@ def test_no_drafter_found_is_said_in_one_line(loadable):
     model = loading.load(loadable)
     assert model.drafter is None
     (notice,) = model.notices
-    assert "decoding plainly" in notice
+    assert "by lookup alone" in notice
     assert "convert" in notice
     assert loading.load(str(loadable), drafter=None).notices == ()
 
@@ -330,7 +333,23 @@ def test_a_drafter_in_the_models_folder_is_found(loadable):
     write_drafter(loadable / "drafter")
     model = loading.load(str(loadable))
     assert model.drafter is not None
-    assert model.notices == ()
+    assert [notice for notice in model.notices if "tune" not in notice] == []
+
+
+def test_a_shape_that_nobody_measured_is_called_a_guess_and_a_measured_one_is_taken(
+    loadable, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
+    write_drafter(loadable / "drafter")
+    model = loading.load(loadable)
+    assert [notice for notice in model.notices if "redrafter-mlx tune" in notice]
+    costs = RoundCosts(verify=(1.0, 1.5), draft_step=0.3)
+    key = profile_key(model.target, model.drafter)
+    save_profile(Profile(key, BeamShape(3, 2, 4), costs, 0.1, (), ()), profile_folder())
+    tuned = loading.load(loadable)
+    assert tuned.notices == ()
+    assert tuned.beam_shape == BeamShape(3, 2, 4)
+    assert tuned.pace.costs == costs
 
 
 def test_a_found_drafter_that_does_not_fit_is_told_and_an_explicit_one_is_an_error(loadable):

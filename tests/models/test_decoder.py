@@ -9,7 +9,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from redrafter_mlx.decoding.tree import DraftTree
-from redrafter_mlx.models.decoder import Decoder
+from redrafter_mlx.models.decoder import Decoder, RowLayout, swiglu
 from redrafter_mlx.models.target_config import TargetConfig
 from tests.toy import randomize, toy_target
 
@@ -128,3 +128,21 @@ def test_prefill_in_chunks_equals_prefill_at_once():
         parts.append(decoder(tokens[start : start + 100], kv_cache))
         kv_cache.commit(range(100))
     assert mx.abs(whole - mx.concatenate(parts)).max().item() < 1e-4
+
+
+def test_the_compiled_half_equals_the_same_uncompiled_for_every_number_of_rows() -> None:
+    for rows in (1, 3, 7, 1, 16, 3):
+        gate, up = mx.random.normal((2, 1, rows, 48), key=mx.random.key(rows))
+        expected = gate / (1 + mx.exp(-gate)) * up
+        assert swiglu(gate, up).shape == (1, rows, 48)
+        assert mx.allclose(swiglu(gate, up), expected, atol=1e-5)
+
+
+def test_the_mask_of_a_tree_takes_a_byte_an_entry() -> None:
+    tree = DraftTree.from_rows(
+        np.arange(7, dtype=np.int32), np.array([0, 0, 0, 1, 1, 2, 2]), np.zeros(7, np.float32)
+    )
+    mask = RowLayout.for_pass(7, 32_768, tree).mask
+    assert isinstance(mask, mx.array)
+    assert mask.dtype == mx.bool_
+    assert mask.nbytes == 7 * (32_768 + 7)

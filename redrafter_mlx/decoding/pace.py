@@ -1,0 +1,189 @@
+"""When drafting pays: what passes cost, what rounds yield, and which rows are worth verifying.
+
+Costs are counted in plain decoding steps, so that a value of 1 is what plain decoding gives:
+one token a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# A running mean forgets a round after about this many.
+_WINDOW = 10
+# Rounds that are tried before any are judged.
+_MIN_ROUNDS = 6
+# Plain steps between probes while parked: doubled after each probe that was wrong.
+_FIRST_WAIT, _LAST_WAIT = 2, 16
+# Right probes in a row after which drafting goes on.
+_PROBES_TO_RETURN = 3
+# Plain steps that measure what one costs, before drafting begins.
+YARDSTICK_STEPS = 4
+# A round or a step that took this many times what was expected was disturbed.
+_OUTLIER = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCosts:
+    """What the parts of a round cost, in plain decoding steps.
+
+    Attributes:
+        verify: A pass over 1, 2, ... rows; the first is 1. Beyond the last entry the cost
+            goes on as between the last two.
+        draft_step: One step of the drafter.
+        overhead: What is neither draft nor pass.
+    """
+
+    verify: tuple[float, ...] = (1.0, 1.05)
+    draft_step: float = 0.05
+    overhead: float = 0.02
+
+    def of_rows(self, rows: int) -> float:
+        """Return the cost of a pass over ``rows`` rows."""
+        beyond = rows - len(self.verify)
+        if beyond <= 0:
+            return self.verify[rows - 1]
+        return self.verify[-1] + beyond * (self.verify[-1] - self.verify[-2])
+
+    def of_round(self, rows: int, num_draft_steps: int) -> float:
+        """Return the cost of a whole round."""
+        return self.of_rows(rows) + num_draft_steps * self.draft_step + self.overhead
+
+
+# On a CPU each row costs; on a GPU a pass over few rows is bound by reading the weights.
+CPU_COSTS = RoundCosts(verify=(1.0, 1.09))
+GPU_COSTS = RoundCosts(verify=(1.0, 1.03))
+
+
+@dataclass(slots=True)
+class _Mean:
+    """A mean over about the last ``_WINDOW`` values, ``None`` before the first."""
+
+    value: float | None = None
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        weight = 1 / min(self.count, _WINDOW)
+        self.value = value if self.value is None else self.value + weight * (value - self.value)
+
+    def reset(self, value: float) -> None:
+        self.value, self.count = value, _WINDOW
+
+
+class Pace:
+    """Whether drafting pays for one model, learned from round to round, across answers.
+
+    Attributes:
+        costs: What passes and drafts are expected to cost.
+        is_parked: Whether decoding is plain but for a probe now and then.
+    """
+
+    def __init__(self, costs: RoundCosts) -> None:
+        """Begin without any experience."""
+        self.costs = costs
+        self.is_parked = False
+        self._step_seconds = _Mean()
+        self._stretch = _Mean()  # measured over expected cost of a round
+        self._tokens, self._cost = _Mean(), _Mean()
+        self._right, self._expected = _Mean(), _Mean()
+        self._wait = _FIRST_WAIT
+        self._num_right_probes = 0
+
+    @property
+    def knows_step(self) -> bool:
+        """Whether plain steps have been timed."""
+        return self._step_seconds.count >= YARDSTICK_STEPS - 1
+
+    @property
+    def value(self) -> float:
+        """Tokens that rounds bring in the time of a plain step; 1 before any are known."""
+        if self._tokens.value is None or self._cost.value is None:
+            return 1.0
+        return self._tokens.value / self._cost.value
+
+    @property
+    def wait(self) -> int:
+        """Plain steps until the next probe of a parked drafter."""
+        return 0 if self._num_right_probes else self._wait
+
+    def record_step(self, seconds: float) -> None:
+        """Note how long a plain step took."""
+        usual = self._step_seconds.value
+        if usual is None or usual / _OUTLIER < seconds < usual * _OUTLIER:
+            self._step_seconds.add(seconds)
+
+    def record_round(
+        self, *, num_tokens: int, cost: float, expected_tokens: float, seconds: float | None
+    ) -> None:
+        """Note what a round of the drafter brought, and park when rounds no longer pay.
+
+        Args:
+            num_tokens: Tokens it brought, the target's own included.
+            cost: What it was expected to cost.
+            expected_tokens: Draft tokens that the drafter's probabilities promised.
+            seconds: How long it took, ``None`` where nobody knows.
+        """
+        self._record_seconds(seconds, cost)
+        self._right.add(num_tokens - 1)
+        self._expected.add(expected_tokens)
+        self._tokens.add(num_tokens)
+        self._cost.add(cost * (self._stretch.value or 1.0))
+        if self._tokens.count >= _MIN_ROUNDS and self.value < 1.0:
+            self._park()
+
+    def record_probe(self, *, is_right: bool) -> None:
+        """Note how a parked drafter's guess fared."""
+        if not is_right:
+            self._num_right_probes = 0
+            self._wait = min(2 * self._wait, _LAST_WAIT)
+            return
+        self._num_right_probes += 1
+        if self._num_right_probes >= _PROBES_TO_RETURN:
+            self._return()
+
+    def calibrated(self, probability: float) -> float:
+        """Return how likely a row is to be accepted to which the drafter gives ``probability``."""
+        right, expected = self._right.value, self._expected.value
+        if right is None or expected is None or self._right.count < _MIN_ROUNDS:
+            return probability
+        share = (right + 0.1) / (expected + 0.1)
+        return min(probability * min(max(share, 0.25), 2.0), 1.0)
+
+    def num_rows_that_pay(self, probabilities: Sequence[float]) -> int:
+        """Return how many rows to verify, the root included.
+
+        Args:
+            probabilities: Chance of each drafted row to be accepted, the likeliest first.
+        """
+        price = max(self.value, 1.0)
+        best_gain, best_rows, expected = 0.0, 1, 0.0
+        for rows, probability in enumerate(probabilities, start=2):
+            expected += probability
+            gain = expected - price * (self.costs.of_rows(rows) - self.costs.of_rows(1))
+            if gain > best_gain:
+                best_gain, best_rows = gain, rows
+        return best_rows
+
+    def _record_seconds(self, seconds: float | None, cost: float) -> None:
+        usual = self._step_seconds.value
+        if seconds is None or usual is None:
+            return
+        stretch = seconds / (usual * cost)
+        if stretch < _OUTLIER:
+            self._stretch.add(stretch)
+
+    def _park(self) -> None:
+        self.is_parked = True
+        self._wait, self._num_right_probes = _FIRST_WAIT, 0
+
+    def _return(self) -> None:
+        """Go on drafting, with a little credit."""
+        self.is_parked = False
+        self._tokens.reset(1.5 * (self._cost.value or 1.0))
+
+
+def joint_probability(log_prob: float) -> float:
+    """Return the probability of a joint log-probability, 0 where it is -inf."""
+    return math.exp(min(log_prob, 0.0))

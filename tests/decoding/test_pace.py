@@ -1,0 +1,112 @@
+"""The pace: what is worth verifying, when drafting parks and when it returns."""
+
+import pytest
+
+from redrafter_mlx.decoding.pace import Pace, RoundCosts
+
+COSTS = RoundCosts(verify=(1.0, 1.1, 1.2, 1.6), draft_step=0.05, overhead=0.02)
+
+
+def run_rounds(pace: Pace, num_tokens: int, count: int, cost: float = 1.3) -> int:
+    """Record equal rounds until the pace parks; return how many there were."""
+    for number in range(count):
+        if pace.is_parked:
+            return number
+        pace.record_round(num_tokens=num_tokens, cost=cost, expected_tokens=1.0, seconds=None)
+    return count
+
+
+def test_costs_go_on_as_between_the_last_two_entries() -> None:
+    assert COSTS.of_rows(1) == 1.0
+    assert COSTS.of_rows(4) == 1.6
+    assert COSTS.of_rows(6) == pytest.approx(2.4)
+    assert COSTS.of_round(3, 2) == pytest.approx(1.2 + 0.1 + 0.02)
+
+
+def test_rows_are_verified_as_long_as_together_they_repay_their_cost() -> None:
+    pace = Pace(COSTS)
+    assert pace.num_rows_that_pay([]) == 1
+    assert pace.num_rows_that_pay([0.05]) == 1
+    assert pace.num_rows_that_pay([0.5]) == 2
+    assert pace.num_rows_that_pay([0.5, 0.2, 0.1]) == 3
+    # The fourth row costs 0.4: alone it does not pay, and as a likely one it does.
+    assert pace.num_rows_that_pay([0.9, 0.8, 0.5]) == 4
+    # A row that is too dear may be repaid by those behind it.
+    assert Pace(RoundCosts(verify=(1.0, 1.3, 1.31))).num_rows_that_pay([0.25, 0.25]) == 3
+
+
+def test_when_rounds_bring_more_a_row_must_bring_more() -> None:
+    pace = Pace(COSTS)
+    run_rounds(pace, num_tokens=4, count=20)
+    assert pace.value == pytest.approx(4 / 1.3)
+    assert pace.num_rows_that_pay([0.2]) == 1
+
+
+def test_rounds_that_do_not_pay_are_parked_soon_and_others_never() -> None:
+    assert run_rounds(Pace(COSTS), num_tokens=1, count=100) <= 8
+    assert run_rounds(Pace(COSTS), num_tokens=2, count=100) == 100
+
+
+def test_text_that_turns_unpredictable_and_back_parks_and_returns_within_32_tokens() -> None:
+    pace = Pace(COSTS)
+    run_rounds(pace, num_tokens=4, count=50)
+    assert run_rounds(pace, num_tokens=1, count=100) <= 32
+    for _ in range(20):
+        pace.record_probe(is_right=False)
+    num_tokens = 0
+    while pace.is_parked:
+        num_tokens += pace.wait + 2
+        pace.record_probe(is_right=True)
+    assert num_tokens <= 32
+    assert run_rounds(pace, num_tokens=4, count=50) == 50
+
+
+def test_probes_grow_rare_while_they_are_wrong() -> None:
+    pace = Pace(COSTS)
+    run_rounds(pace, num_tokens=1, count=100)
+    waits = []
+    for _ in range(6):
+        waits.append(pace.wait)
+        pace.record_probe(is_right=False)
+    assert waits == [2, 4, 8, 16, 16, 16]
+
+
+def test_a_right_probe_is_followed_by_the_next_at_once() -> None:
+    pace = Pace(COSTS)
+    run_rounds(pace, num_tokens=1, count=100)
+    pace.record_probe(is_right=True)
+    assert pace.wait == 0
+    pace.record_probe(is_right=False)
+    assert pace.wait > 0 and pace.is_parked
+
+
+def test_rounds_that_take_longer_than_expected_are_parked_although_they_bring_tokens() -> None:
+    pace = Pace(COSTS)
+    for _ in range(4):
+        pace.record_step(0.1)
+    for _ in range(30):
+        if not pace.is_parked:
+            pace.record_round(num_tokens=2, cost=1.3, expected_tokens=1.0, seconds=0.25)
+    assert pace.is_parked
+    fast = Pace(COSTS)
+    for _ in range(4):
+        fast.record_step(0.1)
+    for _ in range(30):
+        fast.record_round(num_tokens=2, cost=1.3, expected_tokens=1.0, seconds=0.15)
+    assert not fast.is_parked
+
+
+def test_a_disturbed_step_does_not_count() -> None:
+    pace = Pace(COSTS)
+    for seconds in (0.1, 0.1, 0.1, 5.0):
+        pace.record_step(seconds)
+    pace.record_round(num_tokens=2, cost=1.0, expected_tokens=1.0, seconds=0.1)
+    assert pace.value == pytest.approx(2.0)
+
+
+def test_probabilities_are_corrected_by_what_came_true() -> None:
+    pace = Pace(COSTS)
+    assert pace.calibrated(0.4) == 0.4
+    for _ in range(50):
+        pace.record_round(num_tokens=2, cost=1.3, expected_tokens=2.0, seconds=None)
+    assert pace.calibrated(0.4) == pytest.approx(0.4 * 1.1 / 2.1, rel=0.05)

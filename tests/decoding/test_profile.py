@@ -1,0 +1,55 @@
+"""Profiles: kept by what they hold for, and read back as they were."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from redrafter_mlx.config import BeamShape
+from redrafter_mlx.decoding.pace import RoundCosts
+from redrafter_mlx.decoding.profile import Profile, find_profile, profile_key, save_profile
+from tests.toy import toy_drafter, toy_target
+
+TARGET = toy_target()
+KEY = profile_key(TARGET, toy_drafter(TARGET))
+PROFILE = Profile(
+    key=KEY,
+    shape=BeamShape(2, 4, 6),
+    costs=RoundCosts(verify=(1.0, 1.1, 1.3), draft_step=0.04, overhead=0.01),
+    step_seconds=0.1,
+    acceptance_by_depth=(0.5, 0.4),
+    acceptance_by_log_prob=((-1e9, 0.1, 7), (-1.0, 0.6, 9)),
+)
+
+
+def test_a_profile_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    save_profile(PROFILE, tmp_path / "new" / "folder")
+    assert find_profile(KEY, tmp_path / "new" / "folder") == PROFILE
+
+
+def test_a_later_profile_takes_the_place_of_the_earlier_one(tmp_path: Path) -> None:
+    save_profile(PROFILE, tmp_path)
+    later = replace(PROFILE, shape=BeamShape(1, 1))
+    save_profile(later, tmp_path)
+    assert find_profile(KEY, tmp_path) == later
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("field", ["chip", "model", "precision", "drafter", "mlx_version"])
+def test_a_profile_for_anything_else_is_not_taken(tmp_path: Path, field: str) -> None:
+    save_profile(PROFILE, tmp_path)
+    assert find_profile(replace(KEY, **{field: "other"}), tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"version": 1}', '{"version": 99}', '{"version": 1, "costs": 3}']
+)
+def test_a_broken_profile_counts_as_none(tmp_path: Path, text: str) -> None:
+    save_profile(PROFILE, tmp_path).write_text(text)
+    assert find_profile(KEY, tmp_path) is None
+
+
+def test_the_key_tells_drafters_and_targets_apart() -> None:
+    assert profile_key(TARGET, toy_drafter(TARGET)) == KEY
+    assert profile_key(TARGET, toy_drafter(TARGET, seed=9)) != KEY
+    assert profile_key(TARGET, toy_drafter(TARGET, num_draft_layers=1)) != KEY

@@ -1,0 +1,114 @@
+"""The choice of a shape: what is simulated from drafts, and what is done with the costs."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from redrafter_mlx.config import BeamShape, SamplingConfig
+from redrafter_mlx.decoding import measuring, tuning
+from redrafter_mlx.decoding.measuring import Measurements, Sample, measure, shapes_to_try
+from redrafter_mlx.decoding.round import Engine
+from redrafter_mlx.decoding.tree import DraftTree
+from tests.toy import Oracle, toy_drafter, toy_model, toy_target
+
+PROMPTS = [[7, 3, 9, 1, 22], [4, 4, 8]]
+
+
+def chain_sample(num_right: int, rank: int = 0) -> Sample:
+    """Return a sample of one chain of four nodes, of which the first ``num_right`` are right."""
+    tree = DraftTree.from_rows(
+        np.arange(5, dtype=np.int32),
+        np.array([0, 0, 1, 2, 3], np.int32),
+        -np.arange(5, dtype=np.float32),
+    )
+    accepted = [row <= num_right for row in range(5)]
+    return Sample(tree, (0, rank, 0, 0, 0), tuple(accepted))
+
+
+def measured(texts: list[list[Sample]], per_row: float = 0.1) -> Measurements:
+    rows = {count: 0.1 * (1 + per_row * (count - 1)) for count in (1, 2, 4, 8, 16, 32)}
+    drafts = {
+        (shape.beam_width, shape.beam_length): 0.002 * shape.num_draft_steps
+        for shape in shapes_to_try()
+    }
+    return Measurements(0.1, rows, rows, drafts, tuple(map(tuple, texts)))
+
+
+def test_a_draft_that_is_always_right_is_followed_as_far_as_the_shape_goes() -> None:
+    samples = [chain_sample(4) for _ in range(40)]
+    best, *_ = tuning.rank(measured([samples]))
+    assert best.shape == BeamShape(1, 5, 5)
+    assert best.tokens_per_round == pytest.approx(5.0)
+    cost = 1.4 + 4 * 0.02 + 0.02
+    assert best.predicted_per_second == pytest.approx(5.0 / (0.1 * cost))
+
+
+def test_a_draft_that_is_never_right_leaves_plain_decoding_first() -> None:
+    best, *_ = tuning.rank(measured([[chain_sample(0)] * 40]))
+    assert best.shape.num_draft_steps == 0
+    assert best.predicted_per_second == pytest.approx(10.0)
+
+
+def test_rows_that_cost_a_step_each_leave_plain_decoding_first() -> None:
+    best, *_ = tuning.rank(measured([[chain_sample(1)] * 40], per_row=1.0))
+    assert best.shape.num_draft_steps == 0
+
+
+def test_a_right_node_of_the_second_rank_needs_two_beams() -> None:
+    candidates = tuning.rank(measured([[chain_sample(4, rank=1)] * 40]))
+    by_width = {found.shape.beam_width: found.tokens_per_round for found in candidates}
+    assert by_width[1] == 1.0
+    assert by_width[2] > 1.0
+
+
+def test_rows_in_between_cost_what_lies_between_and_never_less_than_fewer() -> None:
+    one = measured([[chain_sample(1)]])
+    costs = replace(one, verify_seconds={1: 0.1, 2: 0.13, 3: 0.12, 5: 0.16}).costs(BeamShape(2, 3))
+    assert costs.verify == pytest.approx((1.0, 1.3, 1.3, 1.4, 1.6))
+    assert costs.draft_step == pytest.approx(0.02)
+
+
+def test_acceptance_is_told_by_depth_and_by_joint_log_probability() -> None:
+    samples = [chain_sample(right) for right in (0, 1, 4, 4)]
+    assert tuning.acceptance_by_depth([samples]) == pytest.approx((3 / 4, 2 / 3, 1.0, 1.0))
+    bins = tuning.acceptance_by_log_prob([samples], edges=(-2.5,))
+    assert bins == ((-1e9, 0.5, 8), (-2.5, 5 / 8, 8))
+
+
+def test_samples_say_how_the_models_own_text_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law: along a text that the drafter knows, every sample is right to its end."""
+    monkeypatch.setattr(measuring, "NUM_PLAIN_STEPS", 12)
+    monkeypatch.setattr(measuring, "FAR_CONTEXT", 64)
+    target = toy_target()
+    tokens = list(PROMPTS[0])
+    for _ in range(16):
+        hidden = target(measuring.mx.array(tokens), target.make_kv_cache())
+        tokens.append(int(np.array(target.logits(hidden[-1:])).argmax()))
+    oracle: Any = Oracle(target, PROMPTS[0], tokens[len(PROMPTS[0]) :])
+    engine = Engine(target, oracle, target.make_kv_cache(), SamplingConfig())
+    shares: list[float] = []
+    found = measure(engine, PROMPTS[:1], shares.append)
+    assert shares == sorted(shares) and shares[-1] == 1.0
+    [text] = found.texts
+    assert len(text) == 12 + 1 - 4
+    for sample in text:
+        right = [d for d, ok in zip(sample.tree.depths, sample.accepted, strict=True) if ok]
+        assert sorted(right) == [0, 1, 2, 3, 4]
+    assert set(found.draft_seconds) == {(w, n) for w in range(1, 5) for n in range(2, 6)}
+    assert set(found.verify_seconds) == set(measuring.ROWS)
+
+
+def test_tuning_ends_with_a_profile_for_the_best_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "NUM_PLAIN_STEPS", 24)
+    monkeypatch.setattr(measuring, "FAR_CONTEXT", 64)
+    monkeypatch.setattr(tuning, "chat_prompt", lambda model, text: [7, 3, len(text) % 40])
+    target = toy_target()
+    model = toy_model(target, toy_drafter(target))
+    tuned = tuning.tune(model, 60.0, lambda share: None)
+    best = tuned.candidates[0]
+    assert tuned.profile.shape == best.shape
+    assert tuned.profile.key.model == target.fingerprint
+    assert tuned.profile.costs.verify[0] == 1.0
+    assert {found.shape.num_draft_steps for found in tuned.candidates} == {0, 1, 2, 3, 4}
