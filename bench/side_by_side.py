@@ -108,11 +108,13 @@ def configurations(
 ) -> dict[str, GenerationConfig | None]:
     """Return what is compared: mlx-lm, plain decoding and every shape."""
     config = GenerationConfig(max_tokens=max_tokens, ignore_eos=True)
+    fixed = replace(config, use_lookup=False, is_adaptive=False)
     shapes = [BeamShape(*pair) for pair in product(options.widths, options.lengths)]
     drafted = {
-        f"{shape.beam_width},{shape.beam_length}": replace(config, beam=shape) for shape in shapes
+        f"{shape.beam_width},{shape.beam_length}": replace(fixed, beam=shape) for shape in shapes
     }
-    return {"mlx-lm": None, "plain": replace(config, beam=PLAIN_BEAM_SHAPE), **drafted}
+    plain = replace(config, beam=PLAIN_BEAM_SHAPE)
+    return {"mlx-lm": None, "plain": plain, "default": config, **drafted}
 
 
 def _write(path: Path, prefill: dict[str, float], rows: list[dict[str, Timing]]) -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from redrafter_mlx.cli import render
+from redrafter_mlx.cli import progress, render
+from redrafter_mlx.cli.answer_options import AnswerOptions
 from redrafter_mlx.cli.interrupt import Interrupt
-from redrafter_mlx.cli.options import AnswerOptions, ModelOptions, ProgramOptions
+from redrafter_mlx.cli.options import ModelOptions, ProgramOptions
 from redrafter_mlx.cli.prompt_input import MessageReader
 from redrafter_mlx.errors import PromptError, ReDrafterError
 
@@ -135,18 +136,18 @@ class Session:
         """Show the pieces as they come, until the end or Ctrl-C; return the last one."""
         last = None
         self.interrupt.is_waiting = True
-        with render.AnswerWriter() as writer, render.PromptProgress() as progress:
+        with render.AnswerWriter() as writer, progress.PromptProgress() as reading:
 
             def on_prefill(num_read: int, num_tokens: int) -> bool:
                 if self.interrupt.is_requested:
                     return False
-                progress.show(num_read, num_tokens)
+                reading.show(num_read, num_tokens)
                 return True
 
             with closing(self.conversation.ask(text, on_prefill=on_prefill)) as chunks:
                 for last in chunks:
                     self.interrupt.is_waiting = False
-                    progress.clear()
+                    reading.clear()
                     writer.write(last.text)
                     if self.interrupt.is_requested:
                         break
@@ -161,6 +162,8 @@ class Session:
         elif last.finish_reason is None and self.interrupt.is_requested:
             ending = "stopped"
         render.stats_line(last.stats, ending)
+        if self.conversation.config.timed_every:
+            render.stats_details(last.stats)
         self.offer_reset()
 
     def offer_reset(self) -> None:

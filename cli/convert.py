@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from redrafter_mlx.cli import render
+from redrafter_mlx.cli import progress, render
 from redrafter_mlx.cli.options import (
     GroupSize,
     ProgramOptions,
@@ -96,20 +96,25 @@ class DrafterOptions:
     ] = None
     draft_vocab: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", help="Of a drafter: keep the head's N most used tokens; --from counts."
-        ),
+        typer.Option(metavar="N", help="Of a drafter: keep the head's N most used tokens."),
     ] = None
     corpus: Annotated[
         Path | None,
-        typer.Option("--from", metavar="CORPUS", help="A text file, or an .npz of token ids."),
+        typer.Option(
+            "--from",
+            metavar="CORPUS",
+            help="Count in a text, or an .npz of token ids; else in answers of the target.",
+        ),
     ] = None
 
     def __post_init__(self) -> None:
         """Refuse what does not go together."""
-        if (self.draft_vocab is None) != (self.corpus is None):
+        if self.draft_vocab is None and self.corpus is not None:
+            raise typer.BadParameter("it goes with --draft-vocab N.", param_hint="--from")
+        if self.draft_vocab is not None and self.corpus is None and self.target is None:
             raise typer.BadParameter(
-                "it goes with --from CORPUS; give both or none.", param_hint="--draft-vocab"
+                "without --from the --target's own answers are counted; name one of them.",
+                param_hint="--draft-vocab",
             )
         if self.corpus and self.corpus.suffix != ".npz" and self.target is None:
             raise typer.BadParameter(
@@ -148,7 +153,7 @@ def convert(
     from redrafter_mlx.loading.watch import Watch
 
     require_free(folders.out)
-    with render.progress(f"Converting {folders.source} ...") as activity:
+    with progress.activity(f"Converting {folders.source} ...") as activity:
         watch = Watch(activity.note, activity.progress)
         source = find_source(folders.source, folders.revision, watch)
         _refuse_inside(source, folders.out)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from redrafter_mlx.cli import render
-from redrafter_mlx.cli.options import AnswerOptions, ModelOptions, ProgramOptions
+from redrafter_mlx.cli import progress, render
+from redrafter_mlx.cli.answer_options import AnswerOptions
+from redrafter_mlx.cli.options import ModelOptions, ProgramOptions
 from redrafter_mlx.cli.prompt_input import read_stdin, require_utf8
 from redrafter_mlx.config import GenerationConfig
 from redrafter_mlx.errors import ConfigError, PromptError
@@ -125,6 +126,8 @@ def _show_text(
         answer = _stream(model, prompt, config, writer.write)
     ending = render.CUT if answer.finish_reason == "length" else None
     render.stats_line(answer.stats, ending)
+    if config.timed_every:
+        render.stats_details(answer.stats)
     if wants_comparison:
         _show_comparison(_compare(model, prompt, config))
 
@@ -139,9 +142,9 @@ def _stream(
     from redrafter_mlx.generation import Answer, stream_generate
 
     chunks = []
-    with render.PromptProgress() as progress:
-        for chunk in stream_generate(model, prompt, config, on_prefill=progress.show):
-            progress.clear()
+    with progress.PromptProgress() as reading:
+        for chunk in stream_generate(model, prompt, config, on_prefill=reading.show):
+            reading.clear()
             show(chunk.text)
             chunks.append(chunk)
     return Answer.of(chunks, prompt)
@@ -150,7 +153,7 @@ def _stream(
 def _compare(model: LoadedModel, prompt: Sequence[int], config: GenerationConfig) -> Comparison:
     from redrafter_mlx.cli.compare import compare
 
-    with render.progress("Comparing with plain decoding ..."):
+    with progress.activity("Comparing with plain decoding ..."):
         return compare(model, prompt, config)
 
 
@@ -195,7 +198,5 @@ def _show_json(
 
 def _settings(model: LoadedModel, config: GenerationConfig) -> dict[str, Any]:
     """Return the settings; the beam is the one in use, None where nothing is drafted."""
-    from redrafter_mlx.loading.model import default_beam_shape
-
-    beam = asdict(config.beam or default_beam_shape()) if model.drafter else None
+    beam = asdict(config.beam or model.beam_shape) if model.drafter else None
     return {**asdict(config), "beam": beam}

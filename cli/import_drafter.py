@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from redrafter_mlx.cli import render
 from redrafter_mlx.config import DrafterConfig, Quantization
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from redrafter_mlx.models.decoder import Decoder
 
 DEFAULT_DTYPE = "float16"
+# Of each answer whose tokens are counted for a draft vocabulary.
+ANSWER_TOKENS = 96
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,22 +92,50 @@ def _float_head(target: Decoder) -> mx.array:
 def _draft_vocab(
     vocab_size: int, choices: DrafterChoices, watch: Watch
 ) -> npt.NDArray[np.int32] | None:
-    """Count what the corpus uses; a target's end tokens are kept however rare they are."""
-    if choices.draft_vocab is None or choices.corpus is None:
+    """Choose the most used tokens; a target's end tokens are kept however rare they are."""
+    if choices.draft_vocab is None:
         return None
-    from redrafter_mlx.convert.draft_vocab import count_tokens, most_used
+    from redrafter_mlx.convert.draft_vocab import most_used
     from redrafter_mlx.loading.hub import resolve_model
     from redrafter_mlx.loading.model import eos_ids, load_tokenizer
-    from redrafter_mlx.text import encode
 
     folder = resolve_model(choices.target, watch=watch) if choices.target else None
     tokenizer = load_tokenizer(folder) if folder else None
-    counts = count_tokens(
-        choices.corpus,
-        vocab_size,
-        lambda text: encode(tokenizer, text, add_special_tokens=False),
-    )
+    if choices.corpus is not None:
+        counts = _count_corpus(choices.corpus, vocab_size, tokenizer)
+    else:
+        assert choices.target is not None
+        counts = _count_answers(choices.target, vocab_size, watch)
     return most_used(counts, choices.draft_vocab, eos_ids(folder, tokenizer) if folder else ())
+
+
+def _count_corpus(corpus: Path, vocab_size: int, tokenizer: Any) -> npt.NDArray[np.int64]:
+    from redrafter_mlx.convert.draft_vocab import count_tokens
+    from redrafter_mlx.text import encode
+
+    return count_tokens(
+        corpus, vocab_size, lambda text: encode(tokenizer, text, add_special_tokens=False)
+    )
+
+
+def _count_answers(name: str, vocab_size: int, watch: Watch) -> npt.NDArray[np.int64]:
+    """Count what the target uses in its answers to the built-in prompts."""
+    import numpy as np
+
+    from redrafter_mlx.config import GenerationConfig
+    from redrafter_mlx.generation import chat_prompt, generate
+    from redrafter_mlx.loading.model import load
+    from redrafter_mlx.prompts import bench_prompts, tune_prompts
+
+    model = load(name, drafter=None, watch=watch)
+    prompts = (*tune_prompts(), *bench_prompts())
+    watch.note(f"Counting in {name}'s answers to {len(prompts)} prompts; this takes minutes.")
+    counts = np.zeros(vocab_size, np.int64)
+    config = GenerationConfig(max_tokens=ANSWER_TOKENS)
+    for prompt in prompts:
+        answer = generate(model, chat_prompt(model, prompt.text), config)
+        np.add.at(counts, np.array([*answer.prompt_tokens, *answer.tokens]), 1)
+    return counts
 
 
 def summary(folder: Path, config: DrafterConfig, notes: Sequence[str]) -> list[str]:

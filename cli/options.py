@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from redrafter_mlx.cli import render
-from redrafter_mlx.cli.prompt_input import require_utf8
+from redrafter_mlx.cli import progress, render
 from redrafter_mlx.config import (
     DEFAULT_MODEL,
     DTYPES,
-    BeamShape,
-    GenerationConfig,
     Quantization,
-    SamplingConfig,
 )
-from redrafter_mlx.errors import CheckpointError, ConfigError
+from redrafter_mlx.errors import CheckpointError
 
 if TYPE_CHECKING:
     from redrafter_mlx.loading.model import LoadedModel
 
-ANSWER = GenerationConfig()
 BITS = (4, 8)
 GROUP_SIZES = (32, 64, 128)
 DEFAULT_GROUP_SIZE = 64
-ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
 
 def _show_version(wanted: bool) -> None:
@@ -168,7 +161,7 @@ class ModelOptions:
         if self.drafter is not None:
             _require_drafter(self.drafter)
         drafter = None if self.no_drafter else self.drafter or "auto"
-        with render.progress(f"Loading {self.model} ...") as activity:
+        with progress.activity(f"Loading {self.model} ...") as activity:
             model = load(
                 self.model,
                 drafter=drafter,
@@ -191,104 +184,3 @@ def _require_drafter(folder: Path) -> None:
         raise CheckpointError(
             f"The drafter {folder} {fault}; give a folder that redrafter-mlx convert made."
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnswerOptions:
-    """What an answer may be, how its tokens are chosen and how they are drafted."""
-
-    system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="System prompt, in place of the model's.")
-    ] = None
-    thinking: Annotated[
-        bool | None,
-        typer.Option(
-            "--thinking/--no-thinking",
-            help="Let the model think first, or not, where its template has a switch for it.",
-        ),
-    ] = None
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = ANSWER.max_tokens
-    temp: Annotated[float, typer.Option(help="Temperature; 0 takes the most probable token.")] = (
-        ANSWER.sampling.temperature
-    )
-    top_p: Annotated[
-        float,
-        typer.Option(help="Keep the likeliest tokens up to this probability; 0 and 1 keep all."),
-    ] = ANSWER.sampling.top_p
-    top_k: Annotated[
-        int, typer.Option(help="Keep this many of the likeliest tokens; 0 keeps all.")
-    ] = ANSWER.sampling.top_k
-    min_p: Annotated[
-        float, typer.Option(help="Drop tokens under this share of the likeliest; 0 keeps all.")
-    ] = ANSWER.sampling.min_p
-    seed: Annotated[int, typer.Option(help="Seed of the sampling; one seed gives one text.")] = (
-        ANSWER.sampling.seed
-    )
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help=r"End the answer before this text; may be repeated; \n, \t and \\ are escapes.",
-        ),
-    ] = None
-    beam_width: Annotated[
-        int | None,
-        typer.Option(help="Continuations that the drafter follows; else as suits the device."),
-    ] = None
-    beam_length: Annotated[
-        int | None,
-        typer.Option(help="Tokens of a continuation, 1 decodes plainly; else as suits the device."),
-    ] = None
-
-    def __post_init__(self) -> None:
-        """Refuse a system prompt that is no text."""
-        if self.system is not None:
-            require_utf8(self.system, "The system prompt")
-
-    def generation_config(self) -> GenerationConfig:
-        """Return the library's settings.
-
-        Raises:
-            ConfigError: A value is out of range.
-        """
-        try:
-            return GenerationConfig(
-                max_tokens=self.max_tokens,
-                stop=tuple(unescape(text) for text in self.stop or ()),
-                sampling=self._sampling(),
-                beam=self._beam_shape(),
-            )
-        except ConfigError as error:
-            raise ConfigError(_named_by_option(str(error))) from error
-
-    def _sampling(self) -> SamplingConfig:
-        return SamplingConfig(
-            temperature=self.temp,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            seed=self.seed,
-        )
-
-    def _beam_shape(self) -> BeamShape | None:
-        sizes = {"beam_width": self.beam_width, "beam_length": self.beam_length}
-        given = {name: size for name, size in sizes.items() if size is not None}
-        if not given:
-            return None
-        from redrafter_mlx.loading.model import default_beam_shape
-
-        return replace(default_beam_shape(), **given)
-
-
-def _named_by_option(message: str) -> str:
-    """Put the option that the user typed in the place of the setting that begins a message."""
-    setting, space, rest = message.partition(" ")
-    name = "temp" if setting == "temperature" else setting
-    if name not in {entry.name for entry in fields(AnswerOptions)}:
-        return message
-    return f"--{name.replace('_', '-')}{space}{rest}"
-
-
-def unescape(text: str) -> str:
-    r"""Turn ``\n``, ``\t`` and ``\\`` into what they stand for; leave the rest."""
-    return re.sub(r"\\([nt\\])", lambda match: ESCAPES[match[1]], text)

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -20,7 +19,6 @@ from redrafter_mlx.cli.wrap import WordWrapper
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
 
     from redrafter_mlx.decoding.stats import DecodeStats
 
@@ -102,7 +100,7 @@ def note(text: str) -> None:
     """Show a quiet line (or a quiet block) on stderr."""
     from rich.text import Text
 
-    _console().print(Text(without_controls(text), style="dim"))
+    console().print(Text(without_controls(text), style="dim"))
 
 
 def error(message: str) -> None:
@@ -128,7 +126,7 @@ def table(rows: Mapping[str, Mapping[str, str]]) -> None:
         shown.add_column(column, justify="right")
     for name, values in rows.items():
         shown.add_row(*(Text(without_controls(cell)) for cell in (name, *values.values())))
-    _console().print(shown)
+    console().print(shown)
 
 
 def stats_line(stats: DecodeStats, ending: str | None = None) -> None:
@@ -142,126 +140,34 @@ def stats_line(stats: DecodeStats, ending: str | None = None) -> None:
     note(" · ".join([*parts, ending] if ending else parts))
 
 
+def stats_details(stats: DecodeStats) -> None:
+    """Show what was accepted by depth and by source, and the parts of a round."""
+    shares = " ".join(f"{share:.2f}" for share in stats.acceptance_by_depth)
+    note(f"accepted by depth: {shares or 'nothing was drafted'}")
+    sources = ", ".join(f"{name} {count}" for name, count in stats.accepted_by_source.items())
+    note(f"accepted by source: {sources or 'none'}")
+    note(
+        f"{counted(stats.num_rounds, 'round')}, {stats.num_plain_steps} of them plain, "
+        f"{stats.verified_rows} rows"
+    )
+    parts = ", ".join(f"{name} {value:.1f}" for name, value in stats.part_milliseconds.items())
+    if parts:
+        note(f"ms of a round, over {stats.num_timed_rounds}: {parts}")
+
+
 def counted(number: int, noun: str) -> str:
     """Return "1 token", "2 tokens"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-class Activity:
-    """A line on a terminal's stderr while something takes its time, or a bar of its bytes.
-
-    Where stderr is no terminal, only ``note`` shows anything.
-    """
-
-    def __init__(self, text: str) -> None:
-        """Name what takes its time."""
-        self._text = one_line(text)[: shutil.get_terminal_size().columns - 1]
-        self._is_terminal = sys.stderr.isatty()
-        self._is_shown = False
-        self._bar: Progress | None = None
-
-    def __enter__(self) -> Self:
-        """Show the line."""
-        if self._is_terminal:
-            _write_err(self._text)
-            self._is_shown = True
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        failure: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        """Wipe off what is still there."""
-        self._clear()
-
-    def note(self, text: str) -> None:
-        """Show a quiet line that stays, in the place of what was there."""
-        self._clear()
-        note(text)
-
-    def progress(self, done: int, total: int) -> None:
-        """Show how many bytes are done, how fast they come and how long the rest takes."""
-        if not self._is_terminal:
-            return
-        if self._bar is None:
-            self._clear()
-            self._bar = _byte_bar()
-            self._bar.add_task("", total=total)
-            self._bar.start()
-        self._bar.update(self._bar.task_ids[0], completed=done, total=total)
-
-    def _clear(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-        if self._is_shown:
-            _write_err("\r" + " " * len(self._text) + "\r")
-            self._is_shown = False
-
-
-def progress(text: str) -> Activity:
-    """Return the block in which a line tells what takes its time."""
-    return Activity(text)
-
-
 def confirm(question: str) -> bool:
     """Ask on stderr; return whether the answer on stdin is yes."""
-    _write_err(f"{one_line(question)} [y/N] ")
+    write_err(f"{one_line(question)} [y/N] ")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _byte_bar() -> Progress:
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=_console(), transient=True)
-
-
-class PromptProgress:
-    """Shows on a terminal's stderr how much of a long prompt is read, then wipes it off."""
-
-    PATIENCE_SECONDS = 1.0
-
-    def __init__(self) -> None:
-        """Start to wait."""
-        self._started_at = time.monotonic()
-        self._shown = ""
-
-    def __enter__(self) -> Self:
-        """Begin."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        failure: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        """Wipe it off."""
-        self.clear()
-
-    def show(self, num_read: int, num_tokens: int) -> None:
-        """Show the share that is read, where it has lasted long enough."""
-        if sys.stderr.isatty() and time.monotonic() - self._started_at >= self.PATIENCE_SECONDS:
-            self._shown = f"Reading the prompt: {100 * num_read // num_tokens} %"
-            _write_err("\r" + self._shown)
-
-    def clear(self) -> None:
-        """Wipe it off before something else is shown."""
-        if self._shown:
-            _write_err("\r" + " " * len(self._shown) + "\r")
-        self._shown = ""
-
-
-def _console() -> Console:
+def console() -> Console:
+    """Return rich's view of stderr."""
     from rich.console import Console
 
     is_plain = bool(os.environ.get("NO_COLOR")) or not sys.stderr.isatty()
@@ -283,6 +189,7 @@ def _write_out(text: str) -> None:
     sys.stdout.flush()
 
 
-def _write_err(text: str) -> None:
+def write_err(text: str) -> None:
+    """Show a text on stderr at once."""
     sys.stderr.write(text)
     sys.stderr.flush()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from redrafter_mlx.cli import chat, render
+from redrafter_mlx.cli import chat, progress
 from redrafter_mlx.cli.interrupt import Interrupt
 from redrafter_mlx.config import GenerationConfig, SamplingConfig
 from redrafter_mlx.decoding.decode import OnPrefill
@@ -260,12 +260,12 @@ def test_ctrl_c_stops_the_reading_of_a_prompt(
     library.prefill = (30, 60, 90)
     asked: list[int] = []
 
-    def show(progress: render.PromptProgress, num_read: int, num_tokens: int) -> None:
+    def show(progress: progress.PromptProgress, num_read: int, num_tokens: int) -> None:
         asked.append(num_read)
         if len(asked) == 2:
             Interrupted.interrupt(1)
 
-    monkeypatch.setattr(render.PromptProgress, "show", show)
+    monkeypatch.setattr(progress.PromptProgress, "show", show)
     talk(library, "stop", "and")
     shown = capsys.readouterr()
     assert asked == [30, 60, 30, 60, 90]

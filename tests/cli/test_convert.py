@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import numpy as np
 import pytest
 
 from redrafter_mlx.config import DrafterConfig, Quantization
+from redrafter_mlx.generation import generate
+from redrafter_mlx.loading.model import LoadedModel
 from redrafter_mlx.loading.target import identify
 from redrafter_mlx.models.decoder import Decoder
+from redrafter_mlx.prompts import tune_prompts
 from redrafter_mlx.weights import load_tensors, read_json
 from tests.cli.conftest import Run
 from tests.cli.endless_model import LetterTokenizer
@@ -115,6 +119,27 @@ def test_cheap_checks_come_before_the_target(
     assert result.exit_code == 1
     assert f"{out if is_occupied else source}" in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_without_a_corpus_the_targets_own_answers_are_counted(
+    run: Run, tmp_path: Path, target: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = LetterTokenizer()
+    model = LoadedModel("tiny", None, target, None, tokenizer, frozenset({EOS}))
+    monkeypatch.setattr("redrafter_mlx.loading.model.load", lambda name, **_: model)
+    monkeypatch.setattr(
+        "redrafter_mlx.generation.chat_prompt", lambda model, text: tokenizer.encode(text[:2])
+    )
+    source, out = write_drafter(tmp_path / "source"), tmp_path / "out"
+    options = ("--target", "tiny", "--draft-vocab", "20")
+    result = run("convert", str(source), "--out", str(out), *options)
+    assert result.exit_code == 0
+    assert "Counting in tiny's answers" in result.stderr
+    kept = set(np.array(load_tensors(out)["draft_vocab"]).tolist())
+    assert len(kept) == 20
+    answers = [generate(model, tokenizer.encode(p.text[:2])) for p in tune_prompts()]
+    counts = Counter(token for answer in answers for token in answer.tokens)
+    assert {token for token, _ in counts.most_common(5)} <= kept
 
 
 def test_npz_needs_no_target(run: Run, tmp_path: Path) -> None:

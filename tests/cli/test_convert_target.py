@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from redrafter_mlx.cli import render
+from redrafter_mlx.cli import progress
 from redrafter_mlx.sizes import readable_size
 from redrafter_mlx.weights import read_json
 from tests.cli.conftest import Run
@@ -145,7 +145,7 @@ def test_progress_reaches_the_terminal(
     run: Run, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[tuple[int, int]] = []
-    monkeypatch.setattr(render.Activity, "progress", lambda _, *step: steps.append(step))
+    monkeypatch.setattr(progress.Activity, "progress", lambda _, *step: steps.append(step))
     assert run("convert", str(source), "--out", str(tmp_path / "out")).exit_code == 0
     assert steps[-1][0] == steps[-1][1] > 100_000
 

@@ -81,6 +81,36 @@ def test_every_option_reaches_the_library(run: Run, library: FakeLibrary, tmp_pa
 
 
 @pytest.mark.parametrize(
+    ("option", "settings"),
+    [
+        ("--no-lookup", {"use_lookup": False}),
+        ("--lookup-only", {"use_drafter": False}),
+        ("--no-adapt", {"is_adaptive": False}),
+    ],
+)
+def test_what_drafts_is_chosen_by_an_option(
+    run: Run, library: FakeLibrary, option: str, settings: dict[str, bool]
+) -> None:
+    run(*ASK, option)
+    assert library.runs[0][1] == GenerationConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_stats_times_some_rounds_and_shows_what_was_accepted(
+    run: Run, library: FakeLibrary
+) -> None:
+    result = run(*ASK, "--stats")
+    assert library.runs[0][1].timed_every > 0
+    assert "accepted by depth" in result.stderr
+    assert "accepted by" not in run(*ASK).stderr
+
+
+def test_lookup_only_contradicts_no_lookup(run: Run) -> None:
+    result = run(*ASK, "--lookup-only", "--no-lookup")
+    assert result.exit_code == 2
+    assert "contradicts" in result.stderr
+
+
+@pytest.mark.parametrize(
     ("option", "value", "shape"),
     [
         ("--beam-width", "5", (5, default_beam_shape().beam_length)),
@@ -240,6 +270,10 @@ def test_json_is_one_object_with_everything(run: Run, library: FakeLibrary) -> N
                 "max_rows": shape.max_rows,
             },
             "ignore_eos": False,
+            "use_drafter": True,
+            "use_lookup": True,
+            "is_adaptive": True,
+            "timed_every": 0,
         },
         "model": "smollm2-135m",
         "drafter": DRAFTER.to_dict(),

@@ -90,8 +90,8 @@ def test_version(run: Run, args: list[str]) -> None:
         (["convert", "a", "--out", ""], "--out: it is empty; name a folder"),
         (["convert", "a", "--out", "b", "--quantize", "5"], "5 is neither 4 nor 8"),
         (["convert", "a", "--out", "b", "--group-size", "48"], "48 is none of 32, 64, 128"),
-        (["convert", "a", "--out", "b", "--draft-vocab", "9"], "goes with --from"),
-        (["convert", "a", "--out", "b", "--from", "c.npz"], "goes with --from"),
+        (["convert", "a", "--out", "b", "--draft-vocab", "9"], "--target's own answers"),
+        (["convert", "a", "--out", "b", "--from", "c.npz"], "goes with --draft-vocab"),
         (["convert", "a", "--out", "b", "--draft-vocab", "9", "--from", "c.txt"], "--target"),
     ],
 )

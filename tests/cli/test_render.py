@@ -8,7 +8,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 import pytest
 
-from redrafter_mlx.cli import render
+from redrafter_mlx.cli import progress, render
 
 
 class Terminal(io.StringIO):
@@ -90,13 +90,13 @@ def test_long_line_is_not_cut() -> None:
 def test_progress_is_wiped_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "11")
     with terminal() as shown:
-        with render.progress("Loading a\nlong name"):
+        with progress.activity("Loading a\nlong name"):
             assert shown.getvalue() == "Loading a "
         assert shown.getvalue() == "Loading a \r" + " " * 10 + "\r"
 
 
 def test_progress_is_for_terminals(capsys: pytest.CaptureFixture[str]) -> None:
-    with render.progress("Loading"):
+    with progress.activity("Loading"):
         pass
     assert capsys.readouterr() == ("", "")
 
@@ -120,28 +120,28 @@ def test_answer_that_breaks_off_shows_what_was_held_back() -> None:
 def test_progress_of_a_prompt_waits_and_is_wiped_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Law: what is shown in the end is the answer alone, and a quick prompt shows nothing."""
     now = 100.0
-    monkeypatch.setattr(render.time, "monotonic", lambda: now)
-    with terminal() as shown, render.PromptProgress() as progress:
-        progress.show(1, 3)
-        progress.clear()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with terminal() as shown, progress.PromptProgress() as reading:
+        reading.show(1, 3)
+        reading.clear()
         assert shown.getvalue() == ""
-        now += render.PromptProgress.PATIENCE_SECONDS
-        progress.show(2, 3)
+        now += progress.PromptProgress.PATIENCE_SECONDS
+        reading.show(2, 3)
         assert shown.getvalue() == "\rReading the prompt: 66 %"
-        progress.clear()
-        progress.clear()
+        reading.clear()
+        reading.clear()
         wiped = "\r" + " " * 24 + "\r"
         assert shown.getvalue() == "\rReading the prompt: 66 %" + wiped
-        progress.show(3, 3)
+        reading.show(3, 3)
     assert shown.getvalue().endswith("100 %\r" + " " * 25 + "\r")
 
 
 def test_progress_of_a_prompt_is_for_terminals(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(render.PromptProgress, "PATIENCE_SECONDS", 0.0)
-    with render.PromptProgress() as progress:
-        progress.show(1, 2)
+    monkeypatch.setattr(progress.PromptProgress, "PATIENCE_SECONDS", 0.0)
+    with progress.PromptProgress() as reading:
+        reading.show(1, 2)
     assert capsys.readouterr() == ("", "")
 
 
@@ -156,7 +156,7 @@ def test_character_that_the_locale_lacks() -> None:
 
 def test_bytes_show_on_a_terminal_with_rate_and_time_left_and_leave_nothing() -> None:
     with terminal() as shown:
-        with render.progress("Loading") as activity:
+        with progress.activity("Loading") as activity:
             activity.progress(0, 8_000_000)
             activity.progress(3_000_000, 8_000_000)
             during = shown.getvalue()
@@ -169,7 +169,7 @@ def test_bytes_show_on_a_terminal_with_rate_and_time_left_and_leave_nothing() ->
 
 
 def test_a_note_takes_the_place_of_a_line_and_of_a_bar() -> None:
-    with terminal() as shown, render.progress("Loading") as activity:
+    with terminal() as shown, progress.activity("Loading") as activity:
         activity.note("one\x1b")
         activity.progress(1, 2)
         activity.note("two")
@@ -181,7 +181,7 @@ def test_a_note_takes_the_place_of_a_line_and_of_a_bar() -> None:
 
 def test_without_a_terminal_only_notes_are_shown() -> None:
     stream = io.StringIO()
-    with redirect_stderr(stream), render.progress("Loading") as activity:
+    with redirect_stderr(stream), progress.activity("Loading") as activity:
         activity.progress(1, 2)
         activity.note("one")
         activity.progress(2, 2)
