@@ -42,12 +42,20 @@ class Times:
     parts: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
-def run(model: LoadedModel, prompt: list[int], config: GenerationConfig) -> DecodeStats:
-    """Decode once and return the figures."""
-    stats = DecodeStats()
-    for _ in decode(model, model.target.make_kv_cache(), prompt, config, stats):
-        pass
-    return stats
+class Runner:
+    """Decodes one prompt again and again; its keys and values are computed once."""
+
+    def __init__(self, model: LoadedModel, prompt: list[int]) -> None:
+        """Begin with an empty cache."""
+        self._model, self._prompt = model, prompt
+        self._kv_cache = model.target.make_kv_cache()
+
+    def __call__(self, config: GenerationConfig) -> DecodeStats:
+        """Decode once and return the figures."""
+        stats = DecodeStats()
+        for _ in decode(self._model, self._kv_cache, self._prompt, config, stats):
+            pass
+        return stats
 
 
 def seconds_per_round(stats: DecodeStats) -> float:
@@ -56,17 +64,17 @@ def seconds_per_round(stats: DecodeStats) -> float:
 
 
 def measure(
-    model: LoadedModel, prompt: list[int], base: GenerationConfig, trials: int
+    run: Runner, base: GenerationConfig, trials: int
 ) -> tuple[list[float], dict[BeamShape, Times]]:
     """Return the seconds of plain steps, and the times of each shape."""
     steps: list[float] = []
     times = {shape: Times() for shape in SHAPES}
     for _ in range(trials):
-        steps.append(seconds_per_round(run(model, prompt, replace(base, beam=PLAIN_BEAM_SHAPE))))
+        steps.append(seconds_per_round(run(replace(base, beam=PLAIN_BEAM_SHAPE))))
         for shape, found in times.items():
             config = replace(base, beam=shape)
-            found.rounds.append(seconds_per_round(run(model, prompt, config)))
-            timed = run(model, prompt, replace(config, timed_every=1))
+            found.rounds.append(seconds_per_round(run(config)))
+            timed = run(replace(config, timed_every=1))
             for part, milliseconds in timed.part_milliseconds.items():
                 found.parts[part].append(milliseconds / 1e3)
     return steps, times
@@ -117,9 +125,9 @@ def main() -> None:
         use_lookup=False,
         is_adaptive=False,
     )
-    prompt = long_prompt(model, options.context)
-    run(model, prompt, base)
-    steps, times = measure(model, prompt, base, options.trials)
+    run = Runner(model, long_prompt(model, options.context))
+    run(base)
+    steps, times = measure(run, base, options.trials)
     sys.stdout.writelines(f"{line}\n" for line in lines(steps, times))
 
 
