@@ -126,7 +126,7 @@ class Planner:
         max_rows = self._max_rows
         if self._is_adaptive:
             max_rows = min(max_rows, self._pace.num_rows_that_pay(self._chances(tree)))
-        return tree.pruned(max_rows, max_depth)
+        return tree.pruned(max_rows, max_depth).likeliest_first()
 
     def record(self, tree: DraftTree, path: Sequence[int], seconds: float | None) -> None:
         """Learn from a round: what was verified, which rows were kept, how long it took."""

@@ -99,8 +99,9 @@ class KVCache:
         # From the pass's own keys and values: reading the cache and writing it in one
         # graph would copy the whole of it.
         assert self._keeps_rows
-        picked = mx.array(list(rows))
-        end = start + len(rows)
+        first, end = rows[0], start + len(rows)
+        is_run = list(rows) == list(range(first, first + len(rows)))
+        picked = slice(first, first + len(rows)) if is_run else mx.array(list(rows))
         for pair, new_pair in zip(self._buffers, self._new_rows, strict=True):
             for buffer, new in zip(pair, new_pair, strict=True):
                 buffer[:, :, start:end] = new[:, :, picked]

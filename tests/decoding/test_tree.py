@@ -141,3 +141,31 @@ def test_the_walk_equals_a_naive_one_on_random_trees_with_duplicates(seed):
     tree = tree_of(rng.integers(0, 3, size).tolist(), parents)
     chosen = rng.integers(0, 3, size).tolist()
     assert walk(tree, chosen) == naive_walk(tree, chosen)
+
+
+def test_rows_are_ordered_depth_first_the_likelier_before_its_siblings():
+    tree = tree_of([9, 1, 2, 3, 4, 5], [0, 0, 0, 2, 1, 2], [0.0, -2.0, -1.0, -3.0, -4.0, -1.5])
+    moved = tree.likeliest_first()
+    assert moved.tokens.tolist() == [9, 2, 5, 3, 1, 4]
+    assert moved.parents.tolist() == [0, 0, 1, 1, 0, 4]
+    assert moved.likeliest_first() is moved
+    assert tree_of([9], [0]).likeliest_first().num_rows == 1
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_another_order_of_rows_is_the_same_tree(seed):
+    """Law: the paths and their log-probabilities stay, and parents come first."""
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(1, 40))
+    parents = [0, *(int(rng.integers(0, row)) for row in range(1, size))]
+    tree = tree_of(list(range(size)), parents, (-rng.random(size)).tolist())
+    moved = tree.likeliest_first()
+
+    def paths(one: DraftTree) -> dict[tuple[int, ...], float]:
+        rows = range(one.num_rows)
+        return {
+            tuple(sorted(one.tokens[one.ancestors[row]].tolist())): float(one.log_probs[row])
+            for row in rows
+        }
+
+    assert paths(moved) == paths(tree)
