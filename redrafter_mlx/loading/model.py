@@ -78,8 +78,7 @@ def load(
         name_or_path: A known name, a model's folder or GGUF file, or a Hub repository.
         drafter: A drafter's folder; ``"auto"`` looks in the model's folder, the user's cache
             and the package; ``None`` decodes plainly.
-        dtype: ``auto``, ``stored``, ``float32``, ``float16`` or ``bfloat16``; ``auto`` is as
-            stored on a GPU and float32 on a CPU.
+        dtype: See ``compute_dtype``.
         revision: A repository's branch, tag or commit.
         quantization: How to quantise the weights; the copy is kept in the user's cache.
         watch: Is told of downloads and conversions.
@@ -99,8 +98,8 @@ def load(
     notices = check_memory(name, need, MachineMemory.of_this_machine())
     with _told_how_to_repair(folder):
         target, tokenizer = load_target(folder, dtype), load_tokenizer(folder)
-    load_from = _load_found if drafter == "auto" else _load_named
-    found = load_from(name, drafter_folder, target, dtype)
+    load_one = _load_found if drafter == "auto" else _load_named
+    found = load_one(name, drafter_folder, target, dtype)
     tuned = _tuned(target, found.drafter)
     notices = (*notices, *_dtype_notice(target, dtype), *found.notices, *tuned.notices)
     return LoadedModel(

@@ -27,6 +27,7 @@ ANSWER = {
     "--system": ("Be brief",), "--thinking": (), "--max-tokens": ("2",), "--temp": ("0.8",),
     "--top-p": ("0.9",), "--top-k": ("40",), "--min-p": ("0.05",), "--seed": ("3",),
     "--stop": ("END",), "--beam-width": ("3",), "--beam-length": ("5",),
+    "--no-lookup": (), "--lookup-only": (), "--no-adapt": (), "--stats": (),
 }  # fmt: skip
 PROMPT = {"--prompt": ("Ho",), "--raw": (), "--json": (), "--compare": ()}
 # What they do is tested elsewhere: test_program.py, test_convert.py and test_convert_target.py.
