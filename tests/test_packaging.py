@@ -32,6 +32,8 @@ IN_THE_WHEEL = {
     "redrafter_mlx/cli/main.py",
     "redrafter_mlx/convert/gguf.py",
     "redrafter_mlx/bench/__init__.py",
+    "redrafter_mlx/bench/data/README.md",
+    "redrafter_mlx/bench/data/apple_mlx.csv",
     "redrafter_mlx/drafters/smollm2-135m/config.json",
     "redrafter_mlx/drafters/smollm2-135m/model.safetensors",
     "redrafter_mlx/prompt_data/bench.toml",
