@@ -66,7 +66,7 @@ def fit(
         ConfigError: The cells do not determine the constants.
     """
     start = replace(_bare(chip, plain_milliseconds), tile_step_microseconds=0.0)
-    names = _FITTED
+    names: tuple[str, ...] = _FITTED
     if tile_step_microseconds is not None:
         start = replace(start, tile_step_microseconds=tile_step_microseconds)
         names = _FITTED[:-1]
@@ -93,6 +93,7 @@ def predict_cell(
     return round_parts(target, apple_drafter(target), shape, constants, program).milliseconds
 
 
+@cache
 def leave_one_out(chip: Chip) -> tuple[CellError, ...]:
     """Return for each warm cell of a measured chip what the others predict."""
     cells = published_cells(chip.name)
@@ -104,6 +105,7 @@ def leave_one_out(chip: Chip) -> tuple[CellError, ...]:
     )
 
 
+@cache
 def leave_chip_out(chip: Chip) -> tuple[CellError, ...]:
     """Return for each warm cell of a measured chip what the other chips predict.
 
@@ -156,6 +158,7 @@ def _raised(constants: ChipConstants, name: str) -> ChipConstants:
     return replace(constants, **values)  # type: ignore[arg-type]
 
 
+@cache
 def _fitted(chip: Chip) -> ChipConstants:
     return fit(published_cells(chip.name), chip, published_plain_milliseconds(chip.name))
 

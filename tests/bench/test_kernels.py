@@ -26,8 +26,8 @@ OLD, NEW = MlxRelease.APPLE_2024, MlxRelease.TODAY
 
 def test_vicuna_7b_has_the_bytes_that_its_files_have():
     target = find_target("vicuna-7b")
-    parameters = weight_bytes(target.matrices) / 2
-    assert parameters == 6_738_149_376 - 131_072_000 - 65 * 4096 + 4096 - 4096 + 0 * 4096
+    embedding, norms = 32000 * 4096, (2 * 32 + 1) * 4096
+    assert weight_bytes(target.matrices) / 2 == 6_738_415_616 - embedding - norms
     assert target.kv_bytes_per_token == 524_288
 
 
