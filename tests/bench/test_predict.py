@@ -74,6 +74,22 @@ def test_a_cell_is_predicted_from_the_others(chip):
     assert max(errors) <= 0.12
 
 
+def test_what_is_left_out_has_no_part_in_its_prediction():
+    chip = find_chip("M1 Max")
+    left_out, *others = warm(chip)
+    constants = fit(others, chip, published_plain_milliseconds(chip.name))
+    assert leave_one_out(chip)[0].predicted_milliseconds == predict_cell(left_out, constants)
+    rest = [constants_for(find_chip(name)) for name in ("M2", "M2 Ultra")]
+    moved = replace(
+        constants,
+        fixed_milliseconds=sum(one.fixed_milliseconds for one in rest) / 2,
+        wide_draft_share=sum(one.wide_draft_share for one in rest) / 2,
+        partial_share=sum(one.partial_share for one in rest) / 2,
+        tile_step_microseconds=sum(one.tile_step_microseconds for one in rest) / 2,
+    )
+    assert leave_chip_out(chip)[0].predicted_milliseconds == predict_cell(left_out, moved)
+
+
 @pytest.mark.parametrize("chip", MEASURED, ids=str)
 def test_a_chip_is_predicted_from_the_others_and_its_plain_decoding(chip):
     errors = relative(leave_chip_out(chip))
@@ -147,6 +163,12 @@ def test_parts_add_up_and_each_change_removes_its_own():
     apple = round_parts(VICUNA, DRAFTER, shape, constants, APPLE_ROUND)
     total = apple.verify + apple.draft + apple.tile_steps + apple.kv_copy + apple.fixed
     assert apple.milliseconds == pytest.approx(total)
+    moved = 2 * (266 + 12) * VICUNA.kv_bytes_per_token
+    assert apple.kv_copy == pytest.approx(moved / constants.bandwidth_gb_per_second / 1e6)
+    steps = round_parts(VICUNA, DRAFTER, shape, constants, OUR_ROUND).tile_steps
+    drafted = 3 * 8192 / 16  # the drafter's head, three times
+    verified = 32 * 2 * 4096 / 16 + 4096 / 16
+    assert steps == pytest.approx((verified + drafted) * constants.tile_step_microseconds / 1e3)
     distinct = replace(APPLE_ROUND, has_distinct_rows=True)
     assert (APPLE_ROUND.rows(shape), distinct.rows(shape)) == (12, 10)
     fewer = round_parts(VICUNA, DRAFTER, shape, constants, distinct)
@@ -219,7 +241,9 @@ def test_a_prediction_covers_its_assumptions():
     quantised = predict_round(replace(VICUNA, bits=4), DRAFTER, shape, constants)
     assert quantised.error_fraction > ours.error_fraction
     small = predict_round(VICUNA, replace(DRAFTER, bits=4), shape, constants)
-    assert small.error_fraction > ours.error_fraction
+    unknown = small.parts.fixed + 0.5 * small.parts.tile_steps + 0.3 * small.parts.draft
+    expected = constants.error_fraction + unknown / small.milliseconds
+    assert small.error_fraction == pytest.approx(expected)
     found = predict_speedup(VICUNA, DRAFTER, shape, constants, 2.0)
     assert found.least_speedup < found.speedup < found.most_speedup
     assert found.speedup == pytest.approx(2.0 * found.plain_milliseconds / found.round.milliseconds)
