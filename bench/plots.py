@@ -1,0 +1,154 @@
+"""Plots of results, as PNG files; they need matplotlib, and no display."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from redrafter_mlx.bench.results import BenchResults
+from redrafter_mlx.bench.summary import Summary, summarize
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MISSING = (
+    "No plots were drawn, since matplotlib is not installed; run: "
+    "pip install 'redrafter-mlx[plots]'"
+)
+_WIDTH_INCHES, _HEIGHT_INCHES, _DOTS_PER_INCH = 7.0, 4.2, 150
+_BAR, _INCHES_PER_BAR = 0.6, 0.3
+_PHASES = ("draft", "verify", "host", "commit")
+
+
+@dataclass(frozen=True, slots=True)
+class Plots:
+    """What was drawn, and a line on what was not."""
+
+    files: tuple[Path, ...]
+    note: str | None
+
+
+def draw_plots(results: BenchResults, folder: Path) -> Plots:
+    """Write every plot that the results have figures for into a folder that exists."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return Plots((), MISSING)
+    summaries = summarize(results)
+    files = []
+    for name, draw in _PLOTS.items():
+        figure, axes = _figure()
+        if draw(axes, results, summaries):
+            figure.savefig(folder / f"{name}.png", metadata={"Software": None})
+            files.append(folder / f"{name}.png")
+    return Plots(tuple(files), None)
+
+
+def _figure() -> tuple[Any, Axes]:
+    """Return a figure that draws to memory: pyplot would look for a display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    size = (_WIDTH_INCHES, _HEIGHT_INCHES)
+    figure = Figure(figsize=size, dpi=_DOTS_PER_INCH, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
+
+
+def _draw_speedup(axes: Axes, results: BenchResults, summaries: tuple[Summary, ...]) -> bool:
+    """Speedup over plain decoding by length, a line a width, as in the paper's Figure 7."""
+    found = {one.name: one.over_plain.median for one in summaries if one.over_plain is not None}
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for one in results.configurations:
+        if one.beam_length is not None and one.name in found:
+            label = f"width {one.beam_width}" + (" with lookup" if one.uses_lookup else "")
+            lines.setdefault(label, []).append((one.beam_length, found[one.name]))
+    for label, points in sorted(lines.items()):
+        lengths, speedups = zip(*sorted(points), strict=True)
+        axes.plot(lengths, speedups, marker="o", label=label)
+    if not lines:
+        return False
+    axes.axhline(1.0, color="gray", linewidth=1)
+    axes.set_xticks(sorted({length for points in lines.values() for length, _ in points}))
+    axes.set(xlabel="beam length", ylabel="times plain decoding")
+    axes.set_title(_title(results, "speedup"))
+    axes.legend()
+    return True
+
+
+def _draw_tokens_per_second(
+    axes: Axes, results: BenchResults, summaries: tuple[Summary, ...]
+) -> bool:
+    """Tokens/s by configuration, with the spread over the passes."""
+    if not summaries:
+        return False
+    rates = [one.tokens_per_second for one in summaries]
+    below = [one.median - one.least for one in rates]
+    above = [one.most - one.median for one in rates]
+    places = range(len(summaries))
+    axes.barh(places, [one.median for one in rates], _BAR, xerr=[below, above], capsize=3)
+    _name_bars(axes, [one.name for one in summaries])
+    axes.set(xlabel="tokens/s: median, least and most over the passes")
+    axes.set_title(_title(results, "speed"))
+    return True
+
+
+def _draw_milliseconds(axes: Axes, results: BenchResults, _: tuple[Summary, ...]) -> bool:
+    """Milliseconds of a round, phase upon phase."""
+    phases = [one for one in results.phases if one.num_rounds]
+    if not phases:
+        return False
+    places, start = range(len(phases)), [0.0] * len(phases)
+    for name in _PHASES:
+        each = [1e3 * getattr(one, f"{name}_seconds") / one.num_rounds for one in phases]
+        axes.barh(places, each, _BAR, left=start, label=name)
+        start = [left + width for left, width in zip(start, each, strict=True)]
+    _name_bars(axes, [one.configuration for one in phases])
+    axes.set(xlabel="milliseconds a round, each phase waited for")
+    axes.set_title(_title(results, "where a round's time goes"))
+    axes.figure.legend(loc="outside lower center", ncols=len(_PHASES))
+    return True
+
+
+def _draw_acceptance(axes: Axes, results: BenchResults, summaries: tuple[Summary, ...]) -> bool:
+    """Share of drafts kept, by depth."""
+    drafted = [one for one in summaries if one.acceptance_by_depth]
+    for one in drafted:
+        depths = range(1, len(one.acceptance_by_depth) + 1)
+        axes.plot(depths, one.acceptance_by_depth, marker="o", label=_plain(one.name))
+    if not drafted:
+        return False
+    deepest = max(len(one.acceptance_by_depth) for one in drafted)
+    axes.set_xticks(range(1, deepest + 1))
+    axes.set(
+        xlabel="depth of the drafted token", ylabel="share of rounds that kept it", ylim=(0, 1)
+    )
+    axes.set_title(_title(results, "acceptance"))
+    axes.legend()
+    return True
+
+
+def _name_bars(axes: Axes, names: list[str]) -> None:
+    """Name horizontal bars from the top down, and make room for them."""
+    axes.set_yticks(range(len(names)), [_plain(name) for name in names])
+    axes.invert_yaxis()
+    height = max(_HEIGHT_INCHES, 1.5 + _INCHES_PER_BAR * len(names))
+    axes.figure.set_size_inches(_WIDTH_INCHES, height)
+
+
+def _title(results: BenchResults, what: str) -> str:
+    return _plain(f"{results.target.name} on {results.machine.chip}: {what}")
+
+
+def _plain(text: str) -> str:
+    """Return a text in which a dollar sign begins no formula."""
+    return text.replace("$", r"\$")
+
+
+_PLOTS: dict[str, Callable[[Axes, BenchResults, tuple[Summary, ...]], bool]] = {
+    "speedup": _draw_speedup,
+    "tokens_per_second": _draw_tokens_per_second,
+    "milliseconds_per_round": _draw_milliseconds,
+    "acceptance_by_depth": _draw_acceptance,
+}

@@ -1,0 +1,245 @@
+"""The results as tables: results.csv with every trial, report.md for a reader."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields
+
+from redrafter_mlx.bench.compare import ComparedResults
+from redrafter_mlx.bench.published import PUBLISHED_MODEL, beside_published
+from redrafter_mlx.bench.results import PLAIN, BenchResults, Machine, Trial, WeightsRecord
+from redrafter_mlx.bench.summary import Spread, Summary, summarize
+from redrafter_mlx.errors import ConfigError
+
+_GIB = 2**30
+
+
+def to_csv(results: BenchResults) -> str:
+    """Return every trial as a line of CSV; lists are joined by spaces, what is not known is empty.
+
+    Every line begins with the chip, the target and the drafter, so that files can be joined.
+    """
+    text = io.StringIO()
+    names = [entry.name for entry in fields(Trial)]
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["chip", "target", "drafter", *names, "tokens_per_second"])
+    drafter = results.drafter.name if results.drafter else ""
+    for trial in results.trials:
+        values = asdict(trial)
+        start = [results.machine.chip, results.target.name, drafter]
+        cells = [_csv_cell(values[name]) for name in names]
+        writer.writerow([*start, *cells, f"{trial.tokens_per_second:.3f}"])
+    return text.getvalue()
+
+
+def _csv_cell(value: object) -> object:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def report(results: BenchResults) -> str:
+    """Return report.md: the machine, the tables, and what they do not say."""
+    summaries = summarize(results)
+    parts = [
+        f"# Bench: {_cell(results.target.name)}\n",
+        _setting(results),
+        "## Speed\n",
+        _speed_table(summaries),
+        "## Rounds\n",
+        _round_table(results, summaries),
+        *_phase_part(results),
+        "## Texts\n",
+        _text_lines(results, summaries),
+        *_category_part(results),
+        *_published_part(results, summaries),
+    ]
+    return "\n".join(parts)
+
+
+def comparison_report(compared: ComparedResults) -> str:
+    """Return two results side by side as Markdown."""
+    words = {True: "yes", False: "no", None: "one pass, so no spread"}
+    rows = [
+        [
+            one.first.name,
+            _spread(one.first.tokens_per_second),
+            _spread(one.second.tokens_per_second),
+            f"{one.ratio:.3f}",
+            words[one.exceeds_spread],
+        ]
+        for one in compared.comparisons
+    ]
+    head = ["decoding", "first, tokens/s", "second, tokens/s", "ratio", "beyond the spread"]
+    parts = [_table(head, rows)]
+    for name, names in (("first", compared.only_first), ("second", compared.only_second)):
+        if names:
+            parts.append(f"Only in the {name}: {', '.join(map(_cell, names))}.\n")
+    if compared.differences:
+        parts += ["What else differs:\n", _table(["what", "first", "second"], compared.differences)]
+    return "\n".join(parts)
+
+
+def _setting(results: BenchResults) -> str:
+    machine = results.machine
+    packages = ", ".join(f"{name} {text}" for name, text in sorted(machine.packages.items()))
+    lines = [
+        f"- machine: {_machine(machine)}",
+        f"- packages: {packages}",
+        f"- commit: {machine.git_commit or 'not from a checkout'}",
+        f"- target: {_weights(results.target)}",
+        f"- drafter: {_weights(results.drafter) if results.drafter else 'none'}",
+        f"- suite: {results.suite}, started {results.started_at}",
+    ]
+    return "\n".join(_cell(line) for line in lines) + "\n"
+
+
+def _machine(machine: Machine) -> str:
+    memory = f"{machine.memory_bytes / _GIB:.0f} GiB"
+    return f"{machine.chip}, {machine.num_cpus} CPUs, {memory}, {machine.system}, {machine.device}"
+
+
+def _weights(weights: WeightsRecord) -> str:
+    bits = f"{weights.bits} bits" if weights.bits else "not quantised"
+    size = f"{weights.bytes_read / 1e6:.0f} MB read a pass"
+    return f"{weights.name}, {weights.dtype}, {bits}, {size}, {weights.fingerprint[:12]}"
+
+
+def _speed_table(summaries: Sequence[Summary]) -> str:
+    head = ["decoding", "tokens/s", "times plain", "times mlx-lm", "first token, s", "peak, GiB"]
+    rows = [
+        [
+            one.name,
+            _spread(one.tokens_per_second, 2),
+            _spread(one.over_plain),
+            _spread(one.over_mlx_lm),
+            f"{one.time_to_first_token_seconds:.3f}",
+            f"{one.peak_memory_bytes / _GIB:.2f}",
+        ]
+        for one in summaries
+    ]
+    passes = sorted({one.num_passes for one in summaries})
+    note = (
+        f"Median (least to most): tokens/s over {' or '.join(map(str, passes))} passes over the "
+        "questions, ratios over the questions. Prefill is apart; every round is counted.\n"
+        if summaries
+        else "No trial was finished.\n"
+    )
+    return _table(head, rows) + "\n" + note
+
+
+def _round_table(results: BenchResults, summaries: Sequence[Summary]) -> str:
+    lookup = {one.name: 0 for one in summaries}
+    for trial in results.trials:
+        lookup[trial.configuration] += trial.accepted_by_lookup
+    head = ["decoding", "tokens a round", "rows", "acceptance by depth", "kept from lookup"]
+    rows = [
+        [
+            one.name,
+            f"{one.tokens_per_round:.3f}",
+            f"{one.rows_per_round:.1f}",
+            " ".join(f"{share:.2f}" for share in one.acceptance_by_depth) or "-",
+            str(lookup[one.name]),
+        ]
+        for one in summaries
+    ]
+    return _table(head, rows)
+
+
+def _phase_part(results: BenchResults) -> list[str]:
+    if not results.phases:
+        return []
+    rows = []
+    for one in results.phases:
+        seconds = (one.draft_seconds, one.verify_seconds, one.host_seconds, one.commit_seconds)
+        each = [1e3 * value / one.num_rounds if one.num_rounds else 0.0 for value in seconds]
+        rows.append([one.configuration, *(f"{value:.2f}" for value in (*each, sum(each)))])
+    head = ["decoding", "draft", "verify", "host", "commit", "all"]
+    note = "From a pass of its own that waits for each phase, so the sum exceeds a timed round.\n"
+    return ["## Milliseconds a round\n", _table(head, rows), note]
+
+
+def _text_lines(results: BenchResults, summaries: Sequence[Summary]) -> str:
+    lines = [
+        f"- {_cell(one.name)}: {one.num_equal} of {one.num_answers} texts equal plain decoding's"
+        for one in summaries
+        if one.name != PLAIN
+    ]
+    first = min((trial.number for trial in results.trials), default=0)
+    for trial in results.trials:
+        if trial.first_difference is not None and trial.number == first:
+            margin = trial.difference_margin
+            gap = (
+                f", where the two best scores are {margin:.2g} apart" if margin is not None else ""
+            )
+            where = f"question {trial.question_id}, turn {trial.turn}"
+            name = _cell(trial.configuration)
+            lines.append(f"  - {name}, {where}: token {trial.first_difference} differs{gap}")
+    return "\n".join(lines) + "\n"
+
+
+def _category_part(results: BenchResults) -> list[str]:
+    categories = sorted({trial.category for trial in results.trials if trial.category})
+    if len(categories) < 2:
+        return []
+    names = [one.name for one in summarize(results)]
+    rows = []
+    for category in categories:
+        found = {one.name: one for one in summarize(results, category)}
+        cells = [
+            f"{found[name].tokens_per_second.median:.2f} / {found[name].tokens_per_round:.2f}"
+            if name in found
+            else "-"
+            for name in names
+        ]
+        rows.append([category, *cells])
+    title = "## Tokens/s / tokens a round, by category\n"
+    return [title, _table(["category", *names], rows)]
+
+
+def _published_part(results: BenchResults, summaries: Sequence[Summary]) -> list[str]:
+    """Apple's figures beside one's own, where the chip and the model are the same."""
+    if PUBLISHED_MODEL not in results.target.name.casefold():
+        return []
+    shapes = {
+        one.name: (one.beam_width, one.beam_length)
+        for one in results.configurations
+        if one.beam_width is not None and one.beam_length is not None
+    }
+    own = {
+        shapes[one.name]: one.tokens_per_second.median for one in summaries if one.name in shapes
+    }
+    try:
+        cells = beside_published(results.machine.chip, own)
+    except ConfigError:  # a machine that is none of Apple's chips
+        return []
+    rows = [
+        [
+            f"{one.beam_width}, {one.beam_length}",
+            f"{one.own_tokens_per_second:.2f}",
+            f"{one.published_tokens_per_second:.2f}",
+            f"{one.ratio:.2f}",
+        ]
+        for one in cells
+    ]
+    head = ["width, length", "here, tokens/s", "Apple, tokens/s", "ratio"]
+    note = (
+        "Apple's: arXiv:2403.09919, raw data; float16, one prompt, one or two runs, MLX of 2024.\n"
+    )
+    return ["## Beside Apple's own figures\n", _table(head, rows), note] if rows else []
+
+
+def _spread(value: Spread | None, digits: int = 3) -> str:
+    if value is None:
+        return "-"
+    return f"{value.median:.{digits}f} ({value.least:.{digits}f} to {value.most:.{digits}f})"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---", *(["--:"] * (len(head) - 1))], *rows]
+    return "".join("| " + " | ".join(map(_cell, line)) + " |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    """Return a text that cannot break a table or a line."""
+    return " ".join(text.split()).replace("|", "\\|")

@@ -1,0 +1,140 @@
+"""What the trials of a bench come to, configuration by configuration."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from redrafter_mlx.bench.results import MLX_LM, PLAIN, BenchResults, Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A median with the least and the most beside it."""
+
+    median: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The figures of one configuration.
+
+    Attributes:
+        tokens_per_second: All tokens over all decoding time of a pass over the questions;
+            the spread is over the passes.
+        over_plain: Speed over plain decoding's, question by question; the spread is over
+            the questions. ``None`` where plain decoding was not run.
+        over_mlx_lm: The same over mlx-lm's.
+        num_passes: Passes over the questions that are complete.
+        tokens_per_round: Tokens but the first of each answer, over all rounds.
+        rows_per_round: Rows that the target verified.
+        acceptance_by_depth: Share of the rounds with a draft that deep which kept it.
+        time_to_first_token_seconds: Median.
+        peak_memory_bytes: Most.
+        num_answers: Answers of the first pass, and how many of them equal plain decoding's.
+        num_equal: Of those.
+    """
+
+    name: str
+    tokens_per_second: Spread
+    over_plain: Spread | None
+    over_mlx_lm: Spread | None
+    num_passes: int
+    tokens_per_round: float
+    rows_per_round: float
+    acceptance_by_depth: tuple[float, ...]
+    time_to_first_token_seconds: float
+    peak_memory_bytes: int
+    num_answers: int
+    num_equal: int
+
+
+def summarize(results: BenchResults, category: str | None = None) -> tuple[Summary, ...]:
+    """Return a summary of each configuration that has trials, in their order.
+
+    Args:
+        results: What the bench found.
+        category: Only the questions of this category.
+    """
+    trials = [trial for trial in results.trials if category in (None, trial.category)]
+    by_name = _grouped(trials)
+    names = [one.name for one in results.configurations if one.name in by_name]
+    return tuple(_summary(name, by_name) for name in names)
+
+
+def _grouped(trials: Iterable[Trial]) -> dict[str, list[Trial]]:
+    groups: dict[str, list[Trial]] = defaultdict(list)
+    for trial in trials:
+        groups[trial.configuration].append(trial)
+    return dict(groups)
+
+
+def _summary(name: str, by_name: dict[str, list[Trial]]) -> Summary:
+    trials = by_name[name]
+    rates = _rates_of_passes(trials)
+    first = [trial for trial in trials if trial.number == min(one.number for one in trials)]
+    rounds = sum(trial.num_rounds for trial in trials)
+    decoded = sum(trial.emitted_tokens - 1 for trial in trials)
+    return Summary(
+        name=name,
+        tokens_per_second=spread(rates),
+        over_plain=_over(trials, by_name.get(PLAIN)),
+        over_mlx_lm=_over(trials, by_name.get(MLX_LM)),
+        num_passes=len(rates),
+        tokens_per_round=decoded / rounds if rounds else 0.0,
+        rows_per_round=sum(trial.verified_rows for trial in trials) / rounds if rounds else 0.0,
+        acceptance_by_depth=_acceptance(trials),
+        time_to_first_token_seconds=median(one.time_to_first_token_seconds for one in trials),
+        peak_memory_bytes=max(trial.peak_memory_bytes for trial in trials),
+        num_answers=len(first),
+        num_equal=sum(trial.first_difference is None for trial in first),
+    )
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return the median, the least and the most of at least one value."""
+    return Spread(median(values), min(values), max(values))
+
+
+def _rates_of_passes(trials: list[Trial]) -> list[float]:
+    """Return a rate for each pass; one that was broken off counts only where all were."""
+    passes: dict[int, list[Trial]] = defaultdict(list)
+    for trial in trials:
+        passes[trial.number].append(trial)
+    longest = max(len(group) for group in passes.values())
+    return [_rate(group) for group in passes.values() if len(group) == longest]
+
+
+def _rate(trials: list[Trial]) -> float:
+    seconds = sum(trial.decode_seconds for trial in trials)
+    decoded = sum(trial.emitted_tokens - 1 for trial in trials)
+    return decoded / seconds if seconds > 0 else 0.0
+
+
+def _over(trials: list[Trial], baseline: list[Trial] | None) -> Spread | None:
+    """Return the ratios of the median speeds, over the questions that both sides answered."""
+    own, other = _median_rates(trials), _median_rates(baseline or [])
+    ratios = [own[key] / other[key] for key in own if other.get(key, 0.0) > 0.0]
+    return spread(ratios) if ratios else None
+
+
+def _median_rates(trials: list[Trial]) -> dict[tuple[int, int], float]:
+    rates: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for trial in trials:
+        rates[trial.question_id, trial.turn].append(trial.tokens_per_second)
+    return {key: median(values) for key, values in rates.items()}
+
+
+def _acceptance(trials: list[Trial]) -> tuple[float, ...]:
+    depth = max(len(trial.drafted_by_depth) for trial in trials)
+    shares = []
+    for level in range(depth):
+        deep = [trial for trial in trials if len(trial.drafted_by_depth) > level]
+        drafted = sum(trial.drafted_by_depth[level] for trial in deep)
+        accepted = sum(trial.accepted_by_depth[level] for trial in deep)
+        shares.append(accepted / drafted if drafted else 0.0)
+    return tuple(shares)
