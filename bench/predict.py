@@ -167,17 +167,17 @@ def predict_changes(
 ) -> tuple[SpeedupPrediction, ...]:
     """Return what each change since Apple's round should give, each on top of the ones before.
 
-    Those after the kernels need a drafter or a text that suits; the lookup branch is as long as
+    The first ones have the drafter in float16, as Apple had. Those after the kernels need a drafter or a text that suits; the lookup branch is as long as
     the draft. The last is an idea that no code here carries out: float16 matrices of more outputs
     than inputs, cut so that MLX splits their inputs before M3, too.
     """
     tokens = published_tokens_per_round(shape.beam_width, shape.beam_length)
     looked_up = replace(shape, extra_rows=shape.extra_rows + shape.beam_length - 1)
     programs = tuple(_programs())
-    small = replace(drafter, bits=4)
+    full, small = replace(drafter, bits=FULL_BITS), replace(drafter, bits=4)
     short = replace(small, vocab_size=drafter.vocab_size // SHORT_VOCAB_DIVISOR)
     steps = [
-        *((name, drafter, shape, tokens, program) for name, program in programs),
+        *((name, full, shape, tokens, program) for name, program in programs),
         ("drafter in 8 bits", replace(drafter, bits=8), shape, tokens, OUR_ROUND),
         ("drafter in 4 bits", small, shape, tokens, OUR_ROUND),
         ("a quarter of the draft vocabulary", short, shape, tokens, OUR_ROUND),

@@ -71,12 +71,15 @@ def comparison_report(compared: ComparedResults) -> str:
         for one in compared.comparisons
     ]
     head = ["decoding", "first, tokens/s", "second, tokens/s", "ratio", "beyond the spread"]
-    parts = [_table(head, rows)]
+    parts = [markdown_table(head, rows)]
     for name, names in (("first", compared.only_first), ("second", compared.only_second)):
         if names:
             parts.append(f"Only in the {name}: {', '.join(map(_cell, names))}.\n")
     if compared.differences:
-        parts += ["What else differs:\n", _table(["what", "first", "second"], compared.differences)]
+        parts += [
+            "What else differs:\n",
+            markdown_table(["what", "first", "second"], compared.differences),
+        ]
     return "\n".join(parts)
 
 
@@ -125,7 +128,7 @@ def _speed_table(summaries: Sequence[Summary]) -> str:
         if summaries
         else "No trial was finished.\n"
     )
-    return _table(head, rows) + "\n" + note
+    return markdown_table(head, rows) + "\n" + note
 
 
 def _round_table(results: BenchResults, summaries: Sequence[Summary]) -> str:
@@ -143,7 +146,7 @@ def _round_table(results: BenchResults, summaries: Sequence[Summary]) -> str:
         ]
         for one in summaries
     ]
-    return _table(head, rows)
+    return markdown_table(head, rows)
 
 
 def _phase_part(results: BenchResults) -> list[str]:
@@ -156,7 +159,7 @@ def _phase_part(results: BenchResults) -> list[str]:
         rows.append([one.configuration, *(f"{value:.2f}" for value in (*each, sum(each)))])
     head = ["decoding", "draft", "verify", "host", "commit", "all"]
     note = "From a pass of its own that waits for each phase, so the sum exceeds a timed round.\n"
-    return ["## Milliseconds a round\n", _table(head, rows), note]
+    return ["## Milliseconds a round\n", markdown_table(head, rows), note]
 
 
 def _text_lines(results: BenchResults, summaries: Sequence[Summary]) -> str:
@@ -194,7 +197,7 @@ def _category_part(results: BenchResults) -> list[str]:
         ]
         rows.append([category, *cells])
     title = "## Tokens/s / tokens a round, by category\n"
-    return [title, _table(["category", *names], rows)]
+    return [title, markdown_table(["category", *names], rows)]
 
 
 def _published_part(results: BenchResults, summaries: Sequence[Summary]) -> list[str]:
@@ -226,7 +229,7 @@ def _published_part(results: BenchResults, summaries: Sequence[Summary]) -> list
     note = (
         "Apple's: arXiv:2403.09919, raw data; float16, one prompt, one or two runs, MLX of 2024.\n"
     )
-    return ["## Beside Apple's own figures\n", _table(head, rows), note] if rows else []
+    return ["## Beside Apple's own figures\n", markdown_table(head, rows), note] if rows else []
 
 
 def _spread(value: Spread | None, digits: int = 3) -> str:
@@ -235,7 +238,8 @@ def _spread(value: Spread | None, digits: int = 3) -> str:
     return f"{value.median:.{digits}f} ({value.least:.{digits}f} to {value.most:.{digits}f})"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table, its first column to the left."""
     lines = [head, ["---", *(["--:"] * (len(head) - 1))], *rows]
     return "".join("| " + " | ".join(map(_cell, line)) + " |\n" for line in lines)
 

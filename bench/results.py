@@ -126,6 +126,14 @@ class Trial:
     first_difference: int | None
     difference_margin: float | None
 
+    def __post_init__(self) -> None:
+        """Check that each depth has both counts."""
+        if len(self.drafted_by_depth) != len(self.accepted_by_depth):
+            raise CheckpointError(
+                f"A trial of {self.configuration!r} drafted {len(self.drafted_by_depth)} deep and "
+                f"accepted {len(self.accepted_by_depth)} deep; both lists need one length."
+            )
+
     @property
     def tokens_per_second(self) -> float:
         """Decoding speed without prefill; 0 where only one token came."""

@@ -227,6 +227,8 @@ def test_changes_are_told_one_on_top_of_the_other():
     assert (looked_up.round.rows, apple.round.rows) == (13, 12)
     assert looked_up.tokens_per_round > apple.tokens_per_round
     assert sliced.round.parts.tile_steps == 0.0
+    quantised = replace(DRAFTER, bits=4)
+    assert predict_changes(VICUNA, quantised, RoundShape(3, 4), constants) == changes
 
 
 def test_a_prediction_covers_its_assumptions():

@@ -60,6 +60,14 @@ def test_every_round_is_counted_and_the_first_token_is_prefills():
     assert summary(synthetic_results(), "plain").tokens_per_round == 1.0
 
 
+def test_an_answer_that_ended_early_was_drafted_less_deep():
+    results = synthetic_results()
+    trials = list(results.trials)
+    trials[2] = replace(trials[2], drafted_by_depth=(2,), accepted_by_depth=(2,))
+    drafted = summary(replace(results, trials=tuple(trials)), DRAFTED.name)
+    assert drafted.acceptance_by_depth == (20 / 26, 0.5, 0.25)
+
+
 def test_a_pass_that_was_broken_off_has_no_rate():
     results = synthetic_results()
     first = results.trials[:8]

@@ -63,6 +63,7 @@ def changed(path, value):
         (["trials", 2, "accepted_by_depth", 1], 1.5, r"accepted_by_depth\[1\] is 1\.5"),
         (["trials", 2, "rounds"], 8, r"trials\[2\] has an unknown key 'rounds'"),
         (["trials", 0, "configuration"], "greedy", "for 'greedy', which is no configuration"),
+        (["trials", 2, "accepted_by_depth"], [6, 4], "drafted 3 deep and accepted 2 deep"),
         (["phases", 0, "configuration"], "greedy", "for 'greedy', which is no configuration"),
         (["configurations", 1, "name"], "plain", "Two configurations have one name"),
     ],
