@@ -167,9 +167,10 @@ def predict_changes(
 ) -> tuple[SpeedupPrediction, ...]:
     """Return what each change since Apple's round should give, each on top of the ones before.
 
-    The first ones have the drafter in float16, as Apple had. Those after the kernels need a drafter or a text that suits; the lookup branch is as long as
-    the draft. The last is an idea that no code here carries out: float16 matrices of more outputs
-    than inputs, cut so that MLX splits their inputs before M3, too.
+    The first ones have the drafter in float16, as Apple had. Those after the kernels need a
+    drafter or a text that suits; the lookup branch is as long as the draft. The last is an idea
+    that no code here carries out: float16 matrices of more outputs than inputs, cut so that MLX
+    splits their inputs before M3, too.
     """
     tokens = published_tokens_per_round(shape.beam_width, shape.beam_length)
     looked_up = replace(shape, extra_rows=shape.extra_rows + shape.beam_length - 1)
