@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from redrafter_mlx.cli import chat, convert, generate, models, render, tune
+from redrafter_mlx.cli import chat, convert, distill, generate, models, render, train, tune
 from redrafter_mlx.cli.option_groups import grouped
 from redrafter_mlx.cli.options import Debug, Version
 from redrafter_mlx.cli.program import Program
@@ -29,7 +29,15 @@ def program(context: typer.Context, version: Version = False, debug: Debug = Fal
         raise typer.Exit(2)
 
 
-COMMANDS = (generate.generate, chat.chat, tune.tune, convert.convert, models.models)
+COMMANDS = (
+    generate.generate,
+    chat.chat,
+    tune.tune,
+    convert.convert,
+    models.models,
+    distill.distill,
+    train.train,
+)
 for command in COMMANDS:
     app.command()(grouped(command))
 

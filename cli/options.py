@@ -35,7 +35,8 @@ def _show_traceback(context: typer.Context, wanted: bool) -> None:
         context.find_root().command.shows_traceback = True  # type: ignore[attr-defined]
 
 
-def _check_dtype(dtype: str) -> str:
+def check_dtype(dtype: str) -> str:
+    """Refuse a precision that there is none of."""
     if dtype not in DTYPES:
         raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(DTYPES)}.")
     return dtype
@@ -123,7 +124,7 @@ class ModelOptions:
         str,
         typer.Option(
             metavar="|".join(DTYPES),
-            callback=_check_dtype,
+            callback=check_dtype,
             help="Precision of the weights; auto is as stored on a GPU, float32 on a CPU.",
         ),
     ] = "auto"

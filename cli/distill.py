@@ -1,0 +1,212 @@
+"""``redrafter-mlx distill``: let a model answer and read what its drafter will learn from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from redrafter_mlx.cli import progress, render
+from redrafter_mlx.cli.bars import bar
+from redrafter_mlx.cli.options import ProgramOptions, check_dtype
+from redrafter_mlx.config import DEFAULT_MODEL, DTYPES
+from redrafter_mlx.errors import PromptError
+from redrafter_mlx.training.settings import DistillConfig
+
+if TYPE_CHECKING:
+    from redrafter_mlx.loading.model import LoadedModel
+    from redrafter_mlx.training.corpus import Ids
+    from redrafter_mlx.training.distill import DistillProgress
+
+DEFAULTS = DistillConfig()
+DEFAULT_TOKENS = 1_000_000
+BUILT_IN_PROMPTS = 200_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusOptions:
+    """Which model writes which corpus."""
+
+    out: Annotated[
+        Path,
+        typer.Option(metavar="CORPUS", help="Folder of the corpus; one that is there grows."),
+    ]
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="MODEL", help="A known name, a model's folder, or org/name on the hub."
+        ),
+    ] = DEFAULT_MODEL
+    dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(DTYPES),
+            callback=check_dtype,
+            help="Precision of the weights; auto is as stored on a GPU, float32 on a CPU.",
+        ),
+    ] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillOptions:
+    """What is answered or read, and how."""
+
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSON lines with prompt, messages, conversations or turns, or a prompt a line; "
+            "else built-in prompts.",
+        ),
+    ] = None
+    read: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Let the model read these texts in place of answering: JSON lines with prompt "
+            "and response, or an .npz of its own answers.",
+        ),
+    ] = None
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Answer tokens to stop at; else the whole file, or a million of built-in prompts."
+        ),
+    ] = None
+    temp: Annotated[
+        str, typer.Option(metavar="T,T,...", help="Temperatures, taken in turn; 0 is greedy.")
+    ] = ",".join(f"{temperature:g}" for temperature in DEFAULTS.temperatures)
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = DEFAULTS.max_tokens
+    batch_size: Annotated[int, typer.Option(help="Prompts answered at once.")] = DEFAULTS.batch_size
+    seed: Annotated[int, typer.Option(help="Of the built-in prompts and the sampling.")] = (
+        DEFAULTS.seed
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse what does not go together."""
+        if self.prompts is not None and self.read is not None:
+            raise typer.BadParameter("it contradicts --prompts; give one.", param_hint="--read")
+
+    def require_files(self) -> None:
+        """Refuse a missing file before the model is loaded.
+
+        Raises:
+            PromptError: There is no such file.
+        """
+        for file in (self.prompts, self.read):
+            if file is not None and not file.is_file():
+                raise PromptError(f"{file} cannot be read (it is no file); check the path.")
+
+    def config(self) -> DistillConfig:
+        """Return the library's settings.
+
+        Raises:
+            ConfigError: A value is out of range.
+        """
+        tokens = self.tokens
+        if tokens is None and self.prompts is None:
+            tokens = DEFAULT_TOKENS
+        return DistillConfig(
+            temperatures=_numbers(self.temp),
+            max_tokens=self.max_tokens,
+            batch_size=self.batch_size,
+            num_tokens=tokens,
+            seed=self.seed,
+        )
+
+
+def distill(corpus: CorpusOptions, options: DistillOptions, program: ProgramOptions) -> None:
+    """Let a model answer prompts, for a drafter to learn from; it goes on where it stopped."""
+    from redrafter_mlx.loading.target import identify
+    from redrafter_mlx.training.corpus import create_corpus
+
+    config = options.config()
+    options.require_files()
+    model = load_target(corpus.model, corpus.dtype)
+    create_corpus(corpus.out, identify(model.name, model.target))
+    if options.read is not None:
+        _read(model, corpus.out, options)
+    else:
+        _answer(model, corpus.out, options, config)
+
+
+def load_target(name: str, dtype: str) -> LoadedModel:
+    """Load a model without a drafter and show its notices."""
+    from redrafter_mlx.loading.model import load
+    from redrafter_mlx.loading.watch import Watch
+
+    with progress.activity(f"Loading {name} ...") as activity:
+        watch = Watch(activity.note, activity.progress)
+        model = load(name, drafter=None, dtype=dtype, watch=watch)
+    for notice in model.notices:
+        render.note(notice)
+    return model
+
+
+def _read(model: LoadedModel, folder: Path, options: DistillOptions) -> None:
+    from redrafter_mlx.training.reading import add_texts, text_encoder
+
+    assert options.read is not None
+    eos = model.tokenizer.eos_token_id
+    encode = text_encoder(model.tokenizer, eos, min(2048, model.target.config.max_positions))
+    with progress.activity(f"Reading {options.read} ..."):
+        num = add_texts(folder, options.read, encode, model.target.config.vocab_size)
+    render.line(f"{folder}: {render.counted(num, 'text')} to read")
+
+
+def _answer(
+    model: LoadedModel, folder: Path, options: DistillOptions, config: DistillConfig
+) -> None:
+    from redrafter_mlx.training.distill import distill
+
+    source = "built-in" if options.prompts is None else _digest(options.prompts)
+    place = (folder, config.part(source))
+    with bar("Answering", config.num_tokens) as show:
+
+        def report(done: DistillProgress) -> None:
+            rate = done.new_tokens / max(done.seconds, 1e-9)
+            show(done.num_tokens, f"{rate:.0f} tokens/s")
+
+        done = distill(model.target, model.eos_ids, _prompts(model, options), place, config, report)
+    rate = done.new_tokens / max(done.seconds, 1e-9)
+    render.line(
+        f"{folder}: {render.counted(done.num_prompts, 'answer')}, {done.num_tokens} tokens, "
+        f"{rate:.0f} tokens/s"
+    )
+
+
+def _prompts(model: LoadedModel, options: DistillOptions) -> Iterator[Ids]:
+    """Yield the prompts as the chat template puts them to the model."""
+    import numpy as np
+
+    from redrafter_mlx.prompts import training_prompts
+    from redrafter_mlx.text import render_chat
+    from redrafter_mlx.training.texts import read_exchanges
+
+    if options.prompts is None:
+        for text in training_prompts(BUILT_IN_PROMPTS, options.seed):
+            messages = [{"role": "user", "content": text}]
+            yield np.array(render_chat(model.tokenizer, messages), np.int32)
+        return
+    for exchange in read_exchanges(options.prompts):
+        yield np.array(render_chat(model.tokenizer, exchange.messages), np.int32)
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise PromptError(f"{path} cannot be read ({error.strerror}); check the path.") from error
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"{text!r} is no list of numbers; give them as 0,0.8.", param_hint="--temp"
+        ) from error

@@ -1,0 +1,1 @@
+"""Trains a drafter on what its target answers and reads."""

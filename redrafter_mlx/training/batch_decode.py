@@ -1,0 +1,143 @@
+"""The target over many sequences at once, one token each: what writing a corpus needs.
+
+The KV cache is padded on the left, so that every sequence writes the same column. What a
+sequence gets is what the target alone would give it, up to the order of float additions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from redrafter_mlx.models.decoder import Attention, Decoder
+from redrafter_mlx.models.kv_cache import KVCache
+from redrafter_mlx.training.corpus import Ids
+
+_STEP = 64
+
+
+@dataclass(slots=True, eq=False)
+class BatchState:
+    """What a batch of sequences carries from token to token.
+
+    Attributes:
+        keys: One a layer, (sequences, kv_heads, columns, head_dim); likewise ``values``.
+        paddings: (sequences,) int32, columns before a sequence begins.
+        length: Columns in use.
+        hidden: (sequences, hidden_size), the newest hidden states after the final norm.
+    """
+
+    keys: list[mx.array]
+    values: list[mx.array]
+    paddings: mx.array
+    length: int
+    hidden: mx.array
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all sequences but these."""
+        kept = mx.array(list(rows))
+        self.keys = [part[kept] for part in self.keys]
+        self.values = [part[kept] for part in self.values]
+        self.paddings, self.hidden = self.paddings[kept], self.hidden[kept]
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """Everything, to be evaluated."""
+        return [*self.keys, *self.values, self.hidden]
+
+
+def prefill_batch(target: Decoder, prompts: Sequence[Ids]) -> BatchState:
+    """Run each prompt, and line their keys and values up at the right."""
+    length = max(len(prompt) for prompt in prompts)
+    rows: list[list[tuple[mx.array, mx.array]]] = []
+    hidden = []
+    kv_cache, former = target.make_kv_cache(), np.zeros(0, np.int32)
+    for prompt in prompts:
+        # What it shares with the one before it, as a system prompt, is there already.
+        size = min(len(prompt) - 1, len(former))
+        differ = np.flatnonzero(prompt[:size] != former[:size])
+        kv_cache.rewind(int(differ[0]) if differ.size else size)
+        tokens = mx.array(prompt[kv_cache.offset :])
+        hidden.append(target(tokens, kv_cache)[-1])
+        kv_cache.commit(range(tokens.shape[0]))
+        rows.append(_padded(kv_cache, length))
+        mx.eval(hidden[-1], rows[-1], kv_cache.arrays)
+        former = prompt
+    num_layers = len(target.model.layers)
+    return BatchState(
+        keys=[mx.concatenate([row[layer][0] for row in rows]) for layer in range(num_layers)],
+        values=[mx.concatenate([row[layer][1] for row in rows]) for layer in range(num_layers)],
+        paddings=mx.array([length - len(prompt) for prompt in prompts], mx.int32),
+        length=length,
+        hidden=mx.stack(hidden),
+    )
+
+
+def decode_batch(target: Decoder, state: BatchState, tokens: mx.array) -> None:
+    """Run one token a sequence; ``state.hidden`` then belongs to them.
+
+    Args:
+        target: The model.
+        state: Advanced by a column.
+        tokens: (sequences,) int32.
+    """
+    _make_room(state)
+    column = state.length
+    offsets = column - state.paddings
+    mask = (mx.arange(column + 1) >= state.paddings[:, None])[:, None, None]
+    x = target.embed(tokens)[:, None]
+    for layer, module in enumerate(target.model.layers):
+        normed = module.input_layernorm(x)
+        x = x + _attend(module.self_attn, normed, state, layer, (offsets, mask))
+        x = x + module.mlp(module.post_attention_layernorm(x))
+    state.hidden = target.model.norm(x)[:, 0]
+    state.length = column + 1
+
+
+def _attend(
+    attention: Attention,
+    x: mx.array,
+    state: BatchState,
+    layer: int,
+    place: tuple[mx.array, mx.array],
+) -> mx.array:
+    """Attend from (sequences, 1, hidden_size), writing the column at ``state.length``."""
+    offsets, mask = place
+    column, size = state.length, x.shape[0]
+    queries = attention.q_proj(x).reshape(size, 1, attention.num_heads, -1)
+    keys = attention.k_proj(x).reshape(size, 1, attention.num_kv_heads, -1)
+    values = attention.v_proj(x).reshape(size, 1, attention.num_kv_heads, -1)
+    if attention.has_head_norms:
+        queries, keys = attention.q_norm(queries), attention.k_norm(keys)
+    queries = attention._rope(queries.transpose(0, 2, 1, 3), offsets)
+    keys = attention._rope(keys.transpose(0, 2, 1, 3), offsets)
+    state.keys[layer][:, :, column : column + 1] = keys
+    state.values[layer][:, :, column : column + 1] = values.transpose(0, 2, 1, 3)
+    attended = mx.fast.scaled_dot_product_attention(
+        queries,
+        state.keys[layer][:, :, : column + 1],
+        state.values[layer][:, :, : column + 1],
+        scale=attention.head_dim**-0.5,
+        mask=mask,
+    )
+    return attention.o_proj(attended.transpose(0, 2, 1, 3).reshape(size, 1, -1))
+
+
+def _make_room(state: BatchState) -> None:
+    """Add columns where the next one does not fit."""
+    if state.length < state.keys[0].shape[2]:
+        return
+    wider = [(0, 0), (0, 0), (0, _STEP), (0, 0)]
+    state.keys = [mx.pad(part, wider) for part in state.keys]
+    state.values = [mx.pad(part, wider) for part in state.values]
+
+
+def _padded(kv_cache: KVCache, length: int) -> list[tuple[mx.array, mx.array]]:
+    """Return each layer's keys and values, (1, kv_heads, length, head_dim), zeros at the left."""
+    arrays = [part[:, :, : kv_cache.offset] for part in kv_cache.arrays]
+    padding = [(0, 0), (0, 0), (length - kv_cache.offset, 0), (0, 0)]
+    padded = [mx.pad(part, padding) for part in arrays]
+    return list(zip(padded[::2], padded[1::2], strict=True))

@@ -1,0 +1,146 @@
+"""A training run on disk: one checkpoint, replaced in one step, and a log beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from redrafter_mlx.errors import CheckpointError, ConfigError
+from redrafter_mlx.training.files import write_whole
+from redrafter_mlx.training.optimizer import Arrays
+from redrafter_mlx.training.settings import first_difference
+from redrafter_mlx.weights import load_tensors, read_json
+
+CHECKPOINT_FILE = "checkpoint.safetensors"
+SETTINGS_FILE = "run.json"
+LOG_FILE = "log.jsonl"
+
+_KINDS = ("weights", "means", "squares", "best")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """All that a run needs to go on as if it had never stopped.
+
+    Attributes:
+        step: Steps done.
+        best_step: Step of the weights that did best on the held-out part, 0 before any.
+        best_score: Their tokens per round.
+        weights: Trainable tensors; ``means`` and ``squares``: the optimiser's memory;
+            ``best``: the best weights.
+    """
+
+    step: int
+    best_step: int
+    best_score: float
+    weights: Arrays
+    means: Arrays
+    squares: Arrays
+    best: Arrays
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Replace a run's checkpoint; the former one stays until the new one is whole."""
+    arrays = {
+        f"{kind}/{name}": tensor
+        for kind in _KINDS
+        for name, tensor in getattr(checkpoint, kind).items()
+    }
+    arrays["steps"] = mx.array([checkpoint.step, checkpoint.best_step], mx.int32)
+    arrays["best_score"] = mx.array([checkpoint.best_score], mx.float32)
+    mx.eval(arrays)
+    write_whole(folder / CHECKPOINT_FILE, lambda file: mx.save_safetensors(file, arrays))
+
+
+def load_checkpoint(folder: Path) -> Checkpoint | None:
+    """Return a run's checkpoint, ``None`` where it has none yet.
+
+    Raises:
+        CheckpointError: It cannot be read.
+    """
+    path = folder / CHECKPOINT_FILE
+    if not path.exists():
+        return None
+    arrays = load_tensors(path)
+    mx.eval(arrays)
+    try:
+        step, best_step = map(int, np.array(arrays.pop("steps")))
+        best_score = float(np.array(arrays.pop("best_score"))[0])
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"{path} is no checkpoint of a training run; remove it.") from error
+    parts = {kind: _of_kind(arrays, kind) for kind in _KINDS}
+    return Checkpoint(step, best_step, best_score, **parts)
+
+
+def open_run(folder: Path, settings: Mapping[str, Any], *, resume: bool) -> None:
+    """Make a run's folder, or check that the one there is of the same settings.
+
+    Raises:
+        CheckpointError: There is one and ``resume`` is false.
+        ConfigError: Its settings are other ones.
+    """
+    path = folder / SETTINGS_FILE
+    settings = json.loads(json.dumps(settings))
+    if path.exists():
+        if not resume:
+            raise CheckpointError(
+                f"{folder} holds a run already; go on with --resume, or remove it."
+            )
+        former = read_json(path)
+        key = first_difference(former, settings)
+        if key is not None:
+            raise ConfigError(
+                f"The run in {folder} has {key} {former.get(key)!r:.60}, not "
+                f"{settings.get(key)!r:.60}; resume with the same settings."
+            )
+        return
+    text = json.dumps(settings, indent=2) + "\n"
+    write_whole(path, lambda file: file.write(text.encode()))
+
+
+class RunLog:
+    """A JSON line for each thing that a run reports."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        """Open the log; lines behind ``step``, of a run that was killed, are dropped."""
+        self._path = folder / LOG_FILE
+        kept = [line for line in self.lines(folder) if line["step"] <= step]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        write_whole(self._path, lambda file: file.write(text.encode()))
+
+    @staticmethod
+    def lines(folder: Path) -> list[dict[str, Any]]:
+        """Return the whole lines of a run's log; a last one cut by a kill is left out."""
+        path = folder / LOG_FILE
+        if not path.exists():
+            return []
+        found = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                break
+        return found
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Add a line."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _of_kind(arrays: Arrays, kind: str) -> Arrays:
+    prefix = f"{kind}/"
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in arrays.items()
+        if name.startswith(prefix)
+    }

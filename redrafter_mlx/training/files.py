@@ -1,0 +1,62 @@
+"""Files that appear whole or not at all, whenever the process is killed."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from redrafter_mlx.errors import CheckpointError
+
+# What np.load raises on a damaged archive and on other files.
+LOAD_ERRORS = (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file beside its place, through to the disk, and move it there in one step.
+
+    Raises:
+        CheckpointError: Nothing can be written there.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise CheckpointError(
+            f"{path} cannot be written ({error.strerror or error}); make room or choose another "
+            "place."
+        ) from error
+
+
+def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write an uncompressed ``.npz`` whole or not at all."""
+    write_whole(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
+
+
+def read_arrays(path: Path, names: tuple[str, ...]) -> list[npt.NDArray[Any]]:
+    """Read arrays of an ``.npz``.
+
+    Raises:
+        CheckpointError: The file is missing or damaged, or lacks one of them.
+    """
+    try:
+        # Opened here, for np.load leaves the file open where it is no archive.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return [arrays[name] for name in names]
+    except LOAD_ERRORS as error:
+        reason = " ".join((getattr(error, "strerror", None) or str(error)).split())
+        raise CheckpointError(
+            f"{path} is no .npz with {', '.join(names)} ({reason}); make it again."
+        ) from error

@@ -1,0 +1,36 @@
+"""A walk along texts counts the rounds that decoding takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from redrafter_mlx.bench.walk import walk_corpus
+from redrafter_mlx.config import BeamShape
+from redrafter_mlx.errors import ConfigError
+from redrafter_mlx.training.corpus import Sample
+from tests.toy import Oracle, toy_model, toy_target
+from tests.training.corpora import corpus_on_disk, greedy_sample, random_samples
+
+
+def test_walk_of_a_drafter_that_knows_the_answer(tmp_path: Path) -> None:
+    target = toy_target()
+    sample = greedy_sample(target, [3, 1, 4], 14)
+    read = Sample(random_samples(1)[0].tokens, 1, float("nan"))
+    corpus_on_disk(tmp_path, target, [read, sample])
+    oracle = Oracle(target, sample.tokens[:3].tolist(), sample.answer.tolist())
+    shapes = [BeamShape(1, 4), BeamShape(2, 3), BeamShape(1, 1)]
+    walks = walk_corpus(toy_model(target, oracle), tmp_path, shapes)
+    # 13 tokens behind the first, 4, 3 and 1 a round; the text that was only read is left out.
+    assert [walks[shape].num_rounds for shape in shapes] == [4, 5, 13]
+    assert {walk.num_emitted for walk in walks.values()} == {13}
+    assert (
+        walk_corpus(toy_model(target, oracle), tmp_path, shapes, limit=0)[shapes[0]].num_rounds == 0
+    )
+
+
+def test_model_without_a_drafter_is_refused(tmp_path: Path) -> None:
+    corpus_on_disk(tmp_path, toy_target(), random_samples(2))
+    with pytest.raises(ConfigError, match="No drafter"):
+        walk_corpus(toy_model(toy_target()), tmp_path, [BeamShape(1, 4)])

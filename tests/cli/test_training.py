@@ -1,0 +1,177 @@
+"""``distill`` and ``train`` on a tiny model; what they do is tested in tests/training."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrafter_mlx.cli import bars
+from redrafter_mlx.cli.distill import distill
+from redrafter_mlx.cli.train import held_out_lines, step_words
+from redrafter_mlx.loading.drafter import load_drafter
+from redrafter_mlx.loading.model import LoadedModel
+from redrafter_mlx.training.corpus import open_corpus, read_shard
+from redrafter_mlx.training.evaluate import Measured
+from redrafter_mlx.training.trainer import StepReport
+from tests.cli.conftest import Run
+from tests.cli.endless_model import NUM_TOKENS, LetterTokenizer
+from tests.toy import toy_model, toy_target
+
+END = NUM_TOKENS - 1
+
+
+class EndingTokenizer(LetterTokenizer):
+    eos_token_id = END
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> LoadedModel:
+    """Have a tiny model by whatever name."""
+    model = toy_model(toy_target(vocab_size=NUM_TOKENS), eos_ids=[END], tokenizer=EndingTokenizer())
+
+    def load(name: str, *, drafter: Any, dtype: str, watch: Any) -> LoadedModel:
+        assert drafter is None
+        return model
+
+    monkeypatch.setattr("redrafter_mlx.loading.model.load", load)
+    return model
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write_prompts(folder: Path, **more: str) -> Path:
+    path = folder / "prompts.jsonl"
+    rows = [{"prompt": f"What is {number}?"} | more for number in range(12)]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+DISTILL = ("--temp", "0,0.8", "--max-tokens", "20", "--batch-size", "6")
+TRAIN = (
+    "--steps", "6", "--batch-size", "64", "--evaluate-every", "3", "--head", "own",
+    "--draft-vocab", "60", "--exit-dim", "24", "--layers", "1", "--draft-length", "3",
+)  # fmt: skip
+
+
+def test_from_prompts_to_a_drafter(run: Run, tiny: LoadedModel, tmp_path: Path) -> None:
+    corpus, out = tmp_path / "corpus", tmp_path / "drafter"
+    prompts = write_prompts(tmp_path)
+    result = run("distill", "--out", str(corpus), "--prompts", str(prompts), *DISTILL)
+    assert result.exit_code == 0, result.stderr
+    shards = open_corpus(corpus).shards
+    samples = [sample for shard in shards for sample in read_shard(shard, NUM_TOKENS)]
+    assert len(samples) == 12
+    num_tokens = sum(sample.num_answer_tokens for sample in samples)
+    assert f"12 answers, {num_tokens} tokens" in result.stdout
+    result = run("train", "--corpus", str(corpus), "--out", str(out), *TRAIN)
+    assert result.exit_code == 0, result.stderr
+    assert f"6 steps on {num_tokens} positions" in result.stdout
+    assert result.stderr.count("held out: loss") == 2
+    config = load_drafter(out, tiny.target).config
+    assert (config.exit_dim, config.num_draft_layers, config.draft_vocab_size) == (24, 1, 60)
+    assert (config.draft_length, config.head) == (3, "own")
+    log = (tmp_path / "drafter.training/log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in log] == [1, 2, 3, 4, 5, 6]
+    again = run("train", "--corpus", str(corpus), "--out", str(out), *TRAIN)
+    assert again.exit_code == 1 and "exists and is not an empty folder" in again.stderr
+
+
+def test_texts_by_others_are_read(run: Run, tiny: LoadedModel, tmp_path: Path) -> None:
+    path = write_prompts(tmp_path, response="A number.")
+    result = run("distill", "--out", str(tmp_path / "corpus"), "--read", str(path))
+    assert result.exit_code == 0, result.stderr
+    assert "12 texts to read" in result.stdout
+    (shard,) = open_corpus(tmp_path / "corpus").shards
+    sample = read_shard(shard, NUM_TOKENS)[0]
+    assert tiny.tokenizer.decode(sample.answer.tolist()[:-1]) == "A number."
+    assert sample.answer[-1] == END
+
+
+def test_built_in_prompts_serve_where_there_is_no_file(
+    run: Run, tiny: LoadedModel, tmp_path: Path
+) -> None:
+    options = ("--tokens", "30", "--max-tokens", "10", "--batch-size", "4", "--seed", "5")
+    result = run("distill", "--out", str(tmp_path / "corpus"), *options)
+    assert result.exit_code == 0, result.stderr
+    assert len(open_corpus(tmp_path / "corpus").shards) >= 1
+
+
+def test_missing_matplotlib_is_one_line(
+    run: Run, tiny: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    run(
+        "distill", "--out", str(tmp_path / "c"), "--prompts", str(write_prompts(tmp_path)), *DISTILL
+    )
+    result = run("train", "--corpus", str(tmp_path / "c"), "--out", str(tmp_path / "d"), *TRAIN)
+    assert result.exit_code == 0, result.stderr
+    assert "No curves were drawn: pip install 'redrafter-mlx[plots]'" in result.stderr
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("distill",), 2, "--out"),
+        (("distill", "--out", "c", "--temp", "hot"), 2, "no list of numbers"),
+        (("distill", "--out", "c", "--read", "x", "--prompts", "y"), 2, "contradicts --prompts"),
+        (("distill", "--out", "c", "--batch-size", "0"), 1, "batch_size is 0"),
+        (("distill", "--out", "c", "--prompts", "absent.txt"), 1, "absent.txt cannot be read"),
+        (("distill", "--out", "c", "--read", "absent.txt"), 1, "absent.txt cannot be read"),
+        (("train", "--corpus", "absent", "--out", "d"), 1, "has no corpus.json"),
+        (("train", "--corpus", "absent", "--out", "d", "--labels", "x"), 1, "labels is 'x'"),
+        (("train", "--corpus", "absent", "--out", "d", "--head", "x"), 1, "head is 'x'"),
+        (("train", "--corpus", "absent", "--out", "d", "--dtype", "x"), 2, "'x' is not one of"),
+    ],
+)
+def test_faults_are_one_line(
+    run: Run, tiny: LoadedModel, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    result = run(*arguments)
+    assert result.exit_code == code
+    assert message in result.stderr
+    assert code == 2 or result.stderr.count("\n") == 1
+    assert not Path("c").exists() and not Path("d").exists()
+
+
+def report(training: float, held_out: float | None) -> StepReport:
+    measured = None if held_out is None else Measured(1.5, (held_out, 0.2), 1.75)
+    return StepReport(10, 40, 1.25, (training, 0.3), 1e-3, 0.5, 321.4, measured)
+
+
+def test_parting_of_training_and_held_out_part_is_a_warning() -> None:
+    assert held_out_lines(report(0.6, None)) == []
+    (line,) = held_out_lines(report(0.5, 0.49))
+    assert line == (
+        "step 10: held out: loss 1.500, accuracy by depth 0.490 0.200, 1.750 tokens/round"
+    )
+    _, warning = held_out_lines(report(0.6, 0.4))
+    assert warning.startswith("Overfitting: accuracy at depth 1 is 0.600 in training and 0.400")
+    assert step_words(report(0.5, None)) == "of 40 steps · loss 1.250 · 321 positions/s"
+
+
+def test_quiet_bar_tells_now_and_then_how_long_it_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(bars.time, "monotonic", lambda: now[0])
+    with bars.bar("Answering", 1000) as show:
+        for done in range(0, 500, 100):
+            show(done, "5 tokens/s")
+            now[0] += 20
+    shown = capsys.readouterr().err.splitlines()
+    assert shown == [
+        "Answering: 200 of 1000, 5 tokens/s, 3 min left",
+        "Answering: 400 of 1000, 5 tokens/s, 2 min left",
+    ]
+
+
+def test_help_names_the_options_of_the_library() -> None:
+    assert distill.__doc__ and "goes on where it stopped" in distill.__doc__

@@ -1,0 +1,37 @@
+"""Files appear whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from redrafter_mlx.errors import CheckpointError
+from redrafter_mlx.training import files
+from redrafter_mlx.training.files import write_whole
+
+
+def test_file_is_replaced_in_one_step(tmp_path: Path) -> None:
+    """Who has the old file open reads the old one to its end: its bytes are never touched."""
+    path = tmp_path / "deep" / "x"
+    write_whole(path, lambda file: file.write(b"old"))
+    with path.open("rb") as old:
+        write_whole(path, lambda file: file.write(b"new and longer"))
+        assert old.read() == b"old"
+    assert path.read_bytes() == b"new and longer"
+    assert [entry.name for entry in path.parent.iterdir()] == ["x"]
+
+
+def test_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x"
+    write_whole(path, lambda file: file.write(b"old"))
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(CheckpointError, match=r"x cannot be written \(No space left on device\)"):
+        write_whole(path, lambda file: file.write(b"new"))
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
