@@ -107,8 +107,19 @@ class DrafterOptions:
         ),
     ] = None
 
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="pytorch",
+            help="Write a drafter as Apple's PyTorch code saves it; --target for a tied head.",
+        ),
+    ] = None
+
     def __post_init__(self) -> None:
         """Refuse what does not go together."""
+        if self.to not in (None, "pytorch"):
+            raise typer.BadParameter(f"{self.to!r} is not pytorch.", param_hint="--to")
         if self.draft_vocab is None and self.corpus is not None:
             raise typer.BadParameter("it goes with --draft-vocab N.", param_hint="--from")
         if self.draft_vocab is not None and self.corpus is None and self.target is None:
@@ -131,6 +142,7 @@ class DrafterOptions:
             "--target": self.target,
             "--draft-length": self.draft_length,
             "--draft-vocab": self.draft_vocab,
+            "--to": self.to,
         }
         for option, value in given.items():
             if value is not None:
@@ -175,8 +187,10 @@ def _refuse_inside(source: Path, out: Path) -> None:
 def _convert_drafter(
     source: Path, out: Path, weights: WeightOptions, drafter: DrafterOptions, watch: Watch
 ) -> list[str]:
-    from redrafter_mlx.cli.import_drafter import DrafterChoices, import_drafter
+    from redrafter_mlx.cli.import_drafter import DrafterChoices, export, import_drafter
 
+    if drafter.to is not None:
+        return export(source, out, drafter.target, watch)
     choices = DrafterChoices(
         target=drafter.target,
         draft_length=drafter.draft_length,

@@ -61,6 +61,14 @@ def import_drafter(source: Path, out: Path, choices: DrafterChoices, watch: Watc
     return summary(out, write_drafter(read, out, options), read.notes)
 
 
+def export(source: Path, out: Path, target: str | None, watch: Watch) -> list[str]:
+    """Write a drafter as PyTorch programs read it; return the lines that sum it up."""
+    from redrafter_mlx.convert.pytorch_export import export_drafter
+
+    config = export_drafter(source, out, target_side(target, watch) if target else None)
+    return summary(out, config, ())
+
+
 def target_side(name: str, watch: Watch) -> TargetSide:
     """Load what a drafter is checked against and tied to.
 

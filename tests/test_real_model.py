@@ -112,7 +112,9 @@ def test_every_golden_text_of_transformers_is_reproduced_plainly(smollm2):
 def test_the_same_seed_gives_the_same_text_with_the_drafter_and_without(smollm2):
     prompt = smollm2.tokenizer.encode("The lighthouse keeper opened the door and")
     sampling = SamplingConfig(temperature=0.8, top_p=0.95, seed=3)
-    config = GenerationConfig(max_tokens=24, sampling=sampling, beam=BeamShape(2, 4))
+    config = GenerationConfig(
+        max_tokens=24, sampling=sampling, beam=BeamShape(2, 4), is_adaptive=False
+    )
     plain_config = replace(config, beam=PLAIN)
     texts = [
         list(decode(smollm2, smollm2.target.make_kv_cache(), prompt, chosen, DecodeStats()))
@@ -123,7 +125,7 @@ def test_the_same_seed_gives_the_same_text_with_the_drafter_and_without(smollm2)
 
 def test_the_packaged_drafter_was_made_for_this_model_and_guesses_right(smollm2):
     """Law: the drafter that ships knows its target and beats one token a round."""
-    assert smollm2.notices == ()
+    assert [notice for notice in smollm2.notices if "tune" not in notice] == []
     origin = smollm2.drafter.config.target
     assert origin == identify("smollm2-135m", smollm2.target)
     prompt = smollm2.tokenizer.encode("Once upon a time, there was a little girl who")

@@ -12,7 +12,7 @@ from redrafter_mlx.config import BeamShape, SamplingConfig
 from redrafter_mlx.decoding.anatomy import Stopwatch
 from redrafter_mlx.decoding.beam import Draft, draft
 from redrafter_mlx.decoding.sampling import Choice, choose, choose_quickly
-from redrafter_mlx.decoding.tree import DraftTree, accept
+from redrafter_mlx.decoding.tree import Accepted, DraftTree, accept
 from redrafter_mlx.models.decoder import Decoder
 from redrafter_mlx.models.drafter import Drafter
 from redrafter_mlx.models.kv_cache import KVCache
@@ -127,10 +127,16 @@ class Flight:
         self.tip = Tip(self._hidden[last], choice.tokens[last])
         self._watch.lap("accept", accepted.path, self.tip.hidden, self.tip.next_token)
         drafted = self._engine.draft(self.tip, self._next_shape)
-        is_exact = mx.ones(1, mx.int32) if choice.is_exact is None else choice.is_exact
         packed = _packed(self.tip, drafted, accepted.path)
-        self._numbers = mx.concatenate([is_exact.astype(mx.int32), packed])
+        self._numbers = mx.concatenate([_is_settled(choice, accepted), packed])
         self._watch.lap("draft", self._numbers)
+
+
+def _is_settled(choice: Choice, accepted: Accepted) -> mx.array:
+    """Return (1,) int32, 0 where a choice on the accepted path must be made again."""
+    if choice.is_exact is None:
+        return mx.ones(1, mx.int32)
+    return choice.is_exact[mx.maximum(accepted.path, 0)].all(keepdims=True).astype(mx.int32)
 
 
 def _packed(tip: Tip, drafted: Draft | None, path: mx.array) -> mx.array:

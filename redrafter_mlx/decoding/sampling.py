@@ -21,8 +21,8 @@ class Choice:
 
     Attributes:
         tokens: (rows,) int32.
-        is_exact: (1,) bool, false where some row's nucleus has more tokens than were ranked,
-            so that ``choose`` must decide; ``None`` where that cannot be.
+        is_exact: (rows,) bool, false where a row's nucleus has more tokens than were ranked,
+            so that ``choose`` must decide there; ``None`` where that cannot be.
     """
 
     tokens: mx.array
@@ -61,7 +61,7 @@ def choose_quickly(
     nucleus = _nucleus(ranked, logits, config.top_p)
     kept = _keep_from(logits, nucleus.threshold)
     table = _noisy(_filtered(kept, config), config, offset, depths)
-    return Choice(_best(table), nucleus.is_whole.all(keepdims=True)[0])
+    return Choice(_best(table), nucleus.is_whole[:, 0])
 
 
 def scores(

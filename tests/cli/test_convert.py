@@ -142,6 +142,17 @@ def test_without_a_corpus_the_targets_own_answers_are_counted(
     assert {token for token, _ in counts.most_common(5)} <= kept
 
 
+def test_a_drafter_goes_back_to_pytorch_bit_for_bit(run: Run, tmp_path: Path) -> None:
+    source, out, again = write_drafter(tmp_path / "source"), tmp_path / "out", tmp_path / "again"
+    assert run("convert", str(source), "--out", str(out), "--to", "pytorch").exit_code == 0
+    assert read_json(out / "config.json")["model_type"] == "recurrent_drafting_drafter"
+    assert run("convert", str(out), "--out", str(again)).exit_code == 0
+    before, after = load_tensors(source), load_tensors(again)
+    assert before.keys() == after.keys()
+    assert all(mx.array_equal(before[name], after[name]) for name in before)
+    assert run("convert", str(source), "--out", str(tmp_path / "x"), "--to", "gguf").exit_code == 2
+
+
 def test_npz_needs_no_target(run: Run, tmp_path: Path) -> None:
     source, out, corpus = write_drafter(tmp_path / "source"), tmp_path / "out", tmp_path / "c.npz"
     np.savez(corpus, tokens=[1, 7, 7, 9, 9], lengths=[5], prompt_lengths=[1])

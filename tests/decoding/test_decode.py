@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from redrafter_mlx.config import BeamShape, GenerationConfig, SamplingConfig
+from redrafter_mlx.decoding import sampling as sampling_module
 from redrafter_mlx.decoding.decode import decode
 from redrafter_mlx.decoding.prefill import prefill_step
 from redrafter_mlx.decoding.stats import DecodeStats
@@ -336,3 +337,14 @@ def test_a_thousand_rounds_in_little_memory_change_nothing():
         assert stats.num_rounds > 1000
     finally:
         mx.set_cache_limit(old_limit)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_choice_that_was_not_ranked_far_enough_is_made_again(monkeypatch, seed):
+    """Law: with next to no candidates ranked, the text is still plain decoding's."""
+    monkeypatch.setattr(sampling_module, "NUM_CANDIDATES", 3)
+    target = toy_target(seed)
+    model = toy_model(target, toy_drafter(target, seed + 50))
+    sampling = SamplingConfig(temperature=1.2, top_p=0.97, seed=seed)
+    expected = answer(toy_model(target), sampling=sampling)
+    assert answer(model, beam=BeamShape(3, 4), sampling=sampling) == expected

@@ -84,7 +84,7 @@ def test_it_is_set_back_after_an_exception(
 
     chunks = answer()
     next(chunks)
-    monkeypatch.setattr("redrafter_mlx.decoding.decode.choose", fail)
+    monkeypatch.setattr("redrafter_mlx.decoding.round.choose", fail)
     with pytest.raises(error):
         list(chunks)
     assert device.limit == BEFORE

@@ -76,7 +76,9 @@ def generated(drafter: Drafter, samples: Sequence[Sample], shape: BeamShape) -> 
     model, walk = toy_model(drafter._target, drafter), Walk(0, 0)
     for sample in samples:
         stats = DecodeStats()
-        config = GenerationConfig(max_tokens=sample.num_answer_tokens, beam=shape)
+        config = GenerationConfig(
+            max_tokens=sample.num_answer_tokens, beam=shape, is_adaptive=False, use_lookup=False
+        )
         prompt = sample.tokens[: sample.prompt_length].tolist()
         kv_cache = model.target.make_kv_cache()
         tokens = list(decode(model, kv_cache, prompt, config, stats))
