@@ -134,7 +134,9 @@ def _name_bars(axes: Axes, names: list[str]) -> None:
     axes.set_yticks(range(len(names)), [_plain(name) for name in names])
     axes.invert_yaxis()
     height = max(_HEIGHT_INCHES, 1.5 + _INCHES_PER_BAR * len(names))
-    axes.figure.set_size_inches(_WIDTH_INCHES, height)
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.set_size_inches(_WIDTH_INCHES, height)
 
 
 def _title(results: BenchResults, what: str) -> str:
