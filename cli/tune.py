@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,10 +43,16 @@ def tune(model_options: ModelOptions, options: TuneOptions, program: ProgramOpti
     render.note(f"Measuring takes up to {seconds:.0f} s; leave the machine alone meanwhile.")
     with progress.share_bar("Measuring") as show:
         tuned = measure_and_choose(model, seconds, show)
-    render.table({_name(found): _figures(found) for found in tuned.candidates[:NUM_SHOWN]})
+    render.table({_name(found): _figures(found) for found in _shown(tuned.candidates)})
     render.line(_verdict(tuned.candidates[0]))
     if not options.dry_run:
         render.line(f"Saved as {save_profile(tuned.profile, profile_folder())}")
+
+
+def _shown(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the best ones, and plain decoding wherever it stands."""
+    plain = [found for found in candidates[NUM_SHOWN:] if found.shape.num_draft_steps == 0]
+    return [*candidates[:NUM_SHOWN], *plain]
 
 
 def _name(candidate: Candidate) -> str:
