@@ -7,21 +7,27 @@ one token a step.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 # A running mean forgets a round after about this many.
-_WINDOW = 10
+_WINDOW = 16
 # Rounds that are tried before any are judged.
-_MIN_ROUNDS = 6
+_MIN_ROUNDS = 8
+# Under this value rounds do not pay; a little below 1, for the mean is a noisy one.
+_PARK_BELOW = 0.95
+# A round counts as no better than this, so that a good stretch is soon forgotten.
+_MAX_VALUE = 2.0
 # Plain steps between probes while parked: doubled after each probe that was wrong.
 _FIRST_WAIT, _LAST_WAIT = 2, 16
-# Right probes in a row after which drafting goes on.
-_PROBES_TO_RETURN = 3
+# Right ones among the last few probes after which drafting goes on.
+_RIGHT_TO_RETURN, _LAST_PROBES = 2, 4
 # Plain steps that measure what one costs, before drafting begins.
 YARDSTICK_STEPS = 4
 # A round or a step that took this many times what was expected was disturbed.
 _OUTLIER = 3.0
+_MAX_STRETCH = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,7 @@ class RoundCosts:
 
 
 # On a CPU each row costs; on a GPU a pass over few rows is bound by reading the weights.
-CPU_COSTS = RoundCosts(verify=(1.0, 1.09))
+CPU_COSTS = RoundCosts(verify=(1.0, 1.05), draft_step=0.04)
 GPU_COSTS = RoundCosts(verify=(1.0, 1.03))
 
 
@@ -85,11 +91,12 @@ class Pace:
         self.costs = costs
         self.is_parked = False
         self._step_seconds = _Mean()
-        self._stretch = _Mean()  # measured over expected cost of a round
+        self._round_seconds, self._timed_cost = _Mean(), _Mean()
+        self._rounds_since_steps = 0
         self._tokens, self._cost = _Mean(), _Mean()
         self._right, self._expected = _Mean(), _Mean()
         self._wait = _FIRST_WAIT
-        self._num_right_probes = 0
+        self._probes: deque[bool] = deque(maxlen=_LAST_PROBES)
 
     @property
     def knows_step(self) -> bool:
@@ -101,18 +108,28 @@ class Pace:
         """Tokens that rounds bring in the time of a plain step; 1 before any are known."""
         if self._tokens.value is None or self._cost.value is None:
             return 1.0
-        return self._tokens.value / self._cost.value
+        return self._tokens.value / (self._cost.value * self._stretch)
+
+    @property
+    def _stretch(self) -> float:
+        """How much longer rounds take than their cost says."""
+        seconds, cost = self._round_seconds.value, self._timed_cost.value
+        step = self._step_seconds.value
+        if seconds is None or cost is None or step is None:
+            return 1.0
+        return min(max(seconds / (cost * step), 1 / _MAX_STRETCH), _MAX_STRETCH)
 
     @property
     def wait(self) -> int:
         """Plain steps until the next probe of a parked drafter."""
-        return 0 if self._num_right_probes else self._wait
+        return 0 if self._probes and self._probes[-1] else self._wait
 
     def record_step(self, seconds: float) -> None:
         """Note how long a plain step took."""
         usual = self._step_seconds.value
         if usual is None or usual / _OUTLIER < seconds < usual * _OUTLIER:
             self._step_seconds.add(seconds)
+            self._rounds_since_steps = 0
 
     def record_round(
         self, *, num_tokens: int, cost: float, expected_tokens: float, seconds: float | None
@@ -128,20 +145,19 @@ class Pace:
         self._record_seconds(seconds, cost)
         self._right.add(num_tokens - 1)
         self._expected.add(expected_tokens)
-        self._tokens.add(num_tokens)
-        self._cost.add(cost * (self._stretch.value or 1.0))
-        if self._tokens.count >= _MIN_ROUNDS and self.value < 1.0:
-            self._park()
+        self._rounds_since_steps += 1
+        self._tokens.add(min(num_tokens, _MAX_VALUE * cost * self._stretch))
+        self._cost.add(cost)
+        if self._tokens.count >= _MIN_ROUNDS and self.value < _PARK_BELOW:
+            self._park_or_measure()
 
     def record_probe(self, *, is_right: bool) -> None:
         """Note how a parked drafter's guess fared."""
-        if not is_right:
-            self._num_right_probes = 0
-            self._wait = min(2 * self._wait, _LAST_WAIT)
-            return
-        self._num_right_probes += 1
-        if self._num_right_probes >= _PROBES_TO_RETURN:
+        self._probes.append(is_right)
+        if sum(self._probes) >= _RIGHT_TO_RETURN:
             self._return()
+        elif not is_right:
+            self._wait = min(2 * self._wait, _LAST_WAIT)
 
     def calibrated(self, probability: float) -> float:
         """Return how likely a row is to be accepted to which the drafter gives ``probability``."""
@@ -170,13 +186,24 @@ class Pace:
         usual = self._step_seconds.value
         if seconds is None or usual is None:
             return
-        stretch = seconds / (usual * cost)
-        if stretch < _OUTLIER:
-            self._stretch.add(stretch)
+        if seconds < _OUTLIER * usual * cost:
+            self._round_seconds.add(seconds)
+            self._timed_cost.add(cost)
+
+    def _park_or_measure(self) -> None:
+        """Park; but where the steps were timed long ago, time them again first.
+
+        A machine that has become slower since would make every round look dear.
+        """
+        if self.knows_step and self._rounds_since_steps > _MIN_ROUNDS:
+            self._step_seconds = _Mean()
+        else:
+            self._park()
 
     def _park(self) -> None:
         self.is_parked = True
-        self._wait, self._num_right_probes = _FIRST_WAIT, 0
+        self._wait = _FIRST_WAIT
+        self._probes.clear()
 
     def _return(self) -> None:
         """Go on drafting, with a little credit."""
