@@ -12,8 +12,8 @@ import typer
 
 from redrafter_mlx.cli import progress, render
 from redrafter_mlx.cli.bars import bar
-from redrafter_mlx.cli.options import ProgramOptions, check_dtype
-from redrafter_mlx.config import DEFAULT_MODEL, DTYPES
+from redrafter_mlx.cli.options import Dtype, ProgramOptions
+from redrafter_mlx.config import DEFAULT_MODEL
 from redrafter_mlx.errors import PromptError
 from redrafter_mlx.training.settings import DistillConfig
 
@@ -41,14 +41,7 @@ class CorpusOptions:
             metavar="MODEL", help="A known name, a model's folder, or org/name on the hub."
         ),
     ] = DEFAULT_MODEL
-    dtype: Annotated[
-        str,
-        typer.Option(
-            metavar="|".join(DTYPES),
-            callback=check_dtype,
-            help="Precision of the weights; auto is as stored on a GPU, float32 on a CPU.",
-        ),
-    ] = "auto"
+    dtype: Dtype = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)

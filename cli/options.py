@@ -90,6 +90,14 @@ Revision = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Branch, tag or commit of a repository on the Hub."),
 ]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        metavar="|".join(DTYPES),
+        callback=check_dtype,
+        help="Precision of the model's weights; auto is as stored on a GPU, float32 on a CPU.",
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,14 +128,7 @@ class ModelOptions:
     no_drafter: Annotated[
         bool, typer.Option("--no-drafter", help="Decode plainly, without a drafter.")
     ] = False
-    dtype: Annotated[
-        str,
-        typer.Option(
-            metavar="|".join(DTYPES),
-            callback=check_dtype,
-            help="Precision of the weights; auto is as stored on a GPU, float32 on a CPU.",
-        ),
-    ] = "auto"
+    dtype: Dtype = "auto"
     quantize: Annotated[
         int | None,
         typer.Option(

@@ -12,8 +12,8 @@ import typer
 from redrafter_mlx.cli import render
 from redrafter_mlx.cli.bars import bar
 from redrafter_mlx.cli.distill import load_target
-from redrafter_mlx.cli.options import ProgramOptions, check_dtype
-from redrafter_mlx.config import DEFAULT_MODEL, DTYPES
+from redrafter_mlx.cli.options import Dtype, ProgramOptions
+from redrafter_mlx.config import DEFAULT_MODEL
 from redrafter_mlx.training.settings import DrafterShape, TrainingConfig
 
 if TYPE_CHECKING:
@@ -41,14 +41,7 @@ class TrainFiles:
     model: Annotated[
         str, typer.Option(metavar="MODEL", help="The model that wrote the corpus.")
     ] = DEFAULT_MODEL
-    dtype: Annotated[
-        str,
-        typer.Option(
-            metavar="|".join(DTYPES),
-            callback=check_dtype,
-            help="Precision of the model's weights; the drafter trains in float32.",
-        ),
-    ] = "auto"
+    dtype: Dtype = "auto"
     init_from: Annotated[
         Path | None, typer.Option(metavar="DRAFTER", help="Drafter to start from.")
     ] = None
