@@ -7,6 +7,7 @@ one token a step.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,10 +24,12 @@ _MAX_VALUE = 2.0
 _FIRST_WAIT, _LAST_WAIT = 2, 16
 # Right ones among the last few probes after which drafting goes on.
 _RIGHT_TO_RETURN, _LAST_PROBES = 2, 4
-# Plain steps that measure what one costs, before drafting begins.
+# What rounds are taken to be worth then, until they have shown it.
+_CREDIT, _MAX_SHARE = 1.1, 0.75
+# Plain steps that measure what one costs, before drafting begins; the first is not timed.
 YARDSTICK_STEPS = 4
-# A round or a step that took this many times what was expected was disturbed.
-_OUTLIER = 3.0
+# Medians of the last few times, at least some, for a machine has other things to do.
+_NUM_TIMES, _MIN_TIMES = 16, 3
 _MAX_STRETCH = 2.0
 
 
@@ -93,9 +96,9 @@ class Pace:
         """Begin without any experience."""
         self.costs = costs
         self.is_parked = False
-        self._step_seconds = _Mean()
-        self._round_seconds, self._timed_cost = _Mean(), _Mean()
-        self._rounds_since_steps = 0
+        self._step_seconds: deque[float] = deque(maxlen=_NUM_TIMES)
+        self._unit_seconds: deque[float] = deque(maxlen=_NUM_TIMES)
+        self._judged_rounds, self._is_suspected = 0, False
         self._tokens, self._cost = _Mean(), _Mean()
         self._right, self._expected = _Mean(), _Mean()
         self._wait = _FIRST_WAIT
@@ -104,7 +107,7 @@ class Pace:
     @property
     def knows_step(self) -> bool:
         """Whether plain steps have been timed."""
-        return self._step_seconds.count >= YARDSTICK_STEPS - 1
+        return len(self._step_seconds) >= _MIN_TIMES
 
     @property
     def value(self) -> float:
@@ -116,11 +119,16 @@ class Pace:
     @property
     def _stretch(self) -> float:
         """How much longer rounds take than their cost says."""
-        seconds, cost = self._round_seconds.value, self._timed_cost.value
-        step = self._step_seconds.value
-        if seconds is None or cost is None or step is None:
+        if min(len(self._step_seconds), len(self._unit_seconds)) < _MIN_TIMES:
             return 1.0
-        return min(max(seconds / (cost * step), 1 / _MAX_STRETCH), _MAX_STRETCH)
+        ratio = statistics.median(self._unit_seconds) / statistics.median(self._step_seconds)
+        return min(max(ratio, 1 / _MAX_STRETCH), _MAX_STRETCH)
+
+    @property
+    def _promise(self) -> float:
+        """What rounds would be worth if every guess were right as often as the probes'."""
+        share = min(sum(self._probes) / _LAST_PROBES, _MAX_SHARE)
+        return 1 / (1 - share) / ((self._cost.value or 1.0) * self._stretch)
 
     @property
     def wait(self) -> int:
@@ -129,35 +137,32 @@ class Pace:
 
     def record_step(self, seconds: float) -> None:
         """Note how long a plain step took."""
-        usual = self._step_seconds.value
-        if usual is None or usual / _OUTLIER < seconds < usual * _OUTLIER:
-            self._step_seconds.add(seconds)
-            self._rounds_since_steps = 0
+        self._step_seconds.append(seconds)
 
-    def record_round(
-        self, *, num_tokens: int, cost: float, expected_tokens: float, seconds: float | None
-    ) -> None:
+    def record_time(self, seconds: float, cost: float) -> None:
+        """Note how long a round or a probe of some expected cost took."""
+        self._unit_seconds.append(seconds / cost)
+
+    def record_round(self, *, num_tokens: int, cost: float, expected_tokens: float) -> None:
         """Note what a round of the drafter brought, and park when rounds no longer pay.
 
         Args:
             num_tokens: Tokens it brought, the target's own included.
             cost: What it was expected to cost.
             expected_tokens: Draft tokens that the drafter's probabilities promised.
-            seconds: How long it took, ``None`` where nobody knows.
         """
-        self._record_seconds(seconds, cost)
         self._right.add(num_tokens - 1)
         self._expected.add(expected_tokens)
-        self._rounds_since_steps += 1
         self._tokens.add(min(num_tokens, _MAX_VALUE * cost * self._stretch))
         self._cost.add(cost)
-        if self._tokens.count >= _MIN_ROUNDS and self.value < _PARK_BELOW:
-            self._park_or_measure()
+        self._judged_rounds += 1
+        if self._judged_rounds >= _MIN_ROUNDS:
+            self._judge()
 
     def record_probe(self, *, is_right: bool) -> None:
         """Note how a parked drafter's guess fared."""
         self._probes.append(is_right)
-        if sum(self._probes) >= _RIGHT_TO_RETURN:
+        if sum(self._probes) >= _RIGHT_TO_RETURN and self._promise >= 1.0:
             self._return()
         elif not is_right:
             self._wait = min(2 * self._wait, _LAST_WAIT)
@@ -185,33 +190,31 @@ class Pace:
                 best_gain, best_rows = gain, rows
         return best_rows
 
-    def _record_seconds(self, seconds: float | None, cost: float) -> None:
-        usual = self._step_seconds.value
-        if seconds is None or usual is None:
-            return
-        if seconds < _OUTLIER * usual * cost:
-            self._round_seconds.add(seconds)
-            self._timed_cost.add(cost)
+    def _judge(self) -> None:
+        """Park where rounds do not pay; where only their times say so, time them again first.
 
-    def _park_or_measure(self) -> None:
-        """Park; but where the steps were timed long ago, time them again first.
-
-        A machine that has become slower since would make every round look dear.
+        A machine that became slower since its steps were timed makes rounds look dear.
         """
-        if self.knows_step and self._rounds_since_steps > _MIN_ROUNDS:
-            self._step_seconds = _Mean()
-        else:
+        if self.value >= _PARK_BELOW:
+            self._is_suspected = False
+        elif self._is_suspected or self.value * self._stretch < _PARK_BELOW:
             self._park()
+        else:
+            self._is_suspected = True
+            self._judged_rounds = 0
+            self._step_seconds.clear()
+            self._unit_seconds.clear()
 
     def _park(self) -> None:
-        self.is_parked = True
+        self.is_parked, self._is_suspected = True, False
         self._wait = _FIRST_WAIT
         self._probes.clear()
 
     def _return(self) -> None:
         """Go on drafting, with a little credit."""
         self.is_parked = False
-        self._tokens.reset(1.5 * (self._cost.value or 1.0))
+        self._judged_rounds = 0
+        self._tokens.reset(_CREDIT * (self._cost.value or 1.0) * self._stretch)
 
 
 def joint_probability(log_prob: float) -> float:

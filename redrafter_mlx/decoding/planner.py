@@ -138,16 +138,15 @@ class Planner:
         if self._is_parked:
             self._since_probe += 1
             if is_drafted.any():
-                self._since_probe = 0
-                self._pace.record_probe(is_right=num_right > 0)
+                self._record_probe(tree, seconds, is_right=num_right > 0)
             return
-        rows = 1 + int(is_drafted.sum())
+        if seconds is not None:
+            self._pace.record_time(seconds, self._cost(tree.num_rows))
         promised = sum(map(joint_probability, tree.log_probs[is_drafted].tolist()))
         self._pace.record_round(
             num_tokens=1 + num_right,
-            cost=self._pace.costs.of_round(rows, self._shape.num_draft_steps),
+            cost=self._cost(1 + int(is_drafted.sum())),
             expected_tokens=promised,
-            seconds=seconds if rows == tree.num_rows else None,
         )
 
     def record_step(self, seconds: float | None) -> None:
@@ -155,6 +154,17 @@ class Planner:
         self._since_probe += 1
         if seconds is not None:
             self._pace.record_step(seconds)
+
+    def _record_probe(self, tree: DraftTree, seconds: float | None, *, is_right: bool) -> None:
+        self._since_probe = 0
+        if seconds is not None:  # its draft was read before
+            self._pace.record_time(seconds, self._pace.costs.of_round(tree.num_rows, 0))
+        self._pace.record_probe(is_right=is_right)
+
+    def _cost(self, num_rows: int) -> float:
+        """Return what a round is expected to cost that drafts the next one's rows, too."""
+        num_steps = self._shape.num_draft_steps if self._shape is not None else 0
+        return self._pace.costs.of_round(num_rows, num_steps)
 
     @property
     def _is_parked(self) -> bool:

@@ -12,7 +12,7 @@ def run_rounds(pace: Pace, num_tokens: int, count: int, cost: float = 1.3) -> in
     for number in range(count):
         if pace.is_parked:
             return number
-        pace.record_round(num_tokens=num_tokens, cost=cost, expected_tokens=1.0, seconds=None)
+        pace.record_round(num_tokens=num_tokens, cost=cost, expected_tokens=1.0)
     return count
 
 
@@ -95,49 +95,77 @@ def test_a_right_probe_is_followed_by_the_next_at_once() -> None:
     assert pace.wait > 0 and pace.is_parked
 
 
-def test_rounds_that_take_longer_than_expected_are_parked_although_they_bring_tokens() -> None:
-    pace = Pace(COSTS)
-    for _ in range(4):
-        pace.record_step(0.1)
-    for _ in range(60):
+def run_timed(pace: Pace, step: float, round_: float, count: int, num_tokens: int = 2) -> None:
+    """Record timed steps where they are wanted, and timed rounds until the pace parks."""
+    for _ in range(count):
+        if pace.is_parked:
+            return
         if not pace.knows_step:
-            pace.record_step(0.1)
-        elif not pace.is_parked:
-            pace.record_round(num_tokens=2, cost=1.3, expected_tokens=1.0, seconds=0.25)
-    assert pace.is_parked
-    fast = Pace(COSTS)
-    for _ in range(4):
-        fast.record_step(0.1)
-    for _ in range(30):
-        fast.record_round(num_tokens=2, cost=1.3, expected_tokens=1.0, seconds=0.15)
+            for _ in range(4):
+                pace.record_step(step)
+        pace.record_time(round_, 1.3)
+        pace.record_round(num_tokens=num_tokens, cost=1.3, expected_tokens=1.0)
+
+
+def test_rounds_that_take_longer_than_expected_are_parked_although_they_bring_tokens() -> None:
+    slow, fast = Pace(COSTS), Pace(COSTS)
+    run_timed(slow, step=0.1, round_=0.25, count=60)
+    assert slow.is_parked
+    run_timed(fast, step=0.1, round_=0.15, count=60)
     assert not fast.is_parked
 
 
-def test_a_disturbed_step_does_not_count() -> None:
+def test_rounds_that_take_less_than_expected_go_on_with_fewer_tokens() -> None:
+    pace = Pace(COSTS)
+    run_timed(pace, step=0.1, round_=0.13, count=60, num_tokens=1)
+    assert pace.is_parked
+    pace = Pace(COSTS)
+    run_timed(pace, step=0.1, round_=0.08, count=60, num_tokens=1)
+    assert not pace.is_parked
+
+
+def test_disturbed_times_do_not_count() -> None:
     pace = Pace(COSTS)
     for seconds in (0.1, 0.1, 0.1, 5.0):
         pace.record_step(seconds)
-    pace.record_round(num_tokens=2, cost=1.0, expected_tokens=1.0, seconds=0.1)
-    assert pace.value == pytest.approx(2.0)
+    for seconds in (0.13, 0.13, 1.3, 0.13, 0.65):
+        pace.record_time(seconds, 1.3)
+        pace.record_round(num_tokens=2, cost=1.3, expected_tokens=1.0)
+    assert pace.value == pytest.approx(2.0 / 1.3)
+
+
+def test_a_parked_drafter_whose_rounds_are_too_slow_stays_parked_however_right_it_is() -> None:
+    pace = Pace(COSTS)
+    run_timed(pace, step=0.1, round_=0.26, count=60, num_tokens=1)
+    for is_right in (True, False) * 10:
+        pace.record_time(0.2, 1.0)
+        pace.record_probe(is_right=is_right)
+        assert pace.is_parked
+
+
+def test_a_drafter_parked_in_a_noisy_moment_returns_when_probes_are_in_time() -> None:
+    pace = Pace(COSTS)
+    run_timed(pace, step=0.1, round_=0.26, count=60, num_tokens=1)
+    num_probes = 0
+    while pace.is_parked:
+        num_probes += 1
+        pace.record_step(0.1)
+        pace.record_time(0.1, 1.0)
+        pace.record_probe(is_right=num_probes % 2 == 0)
+    assert num_probes <= 16
 
 
 def test_probabilities_are_corrected_by_what_came_true() -> None:
     pace = Pace(COSTS)
     assert pace.calibrated(0.4) == 0.4
     for _ in range(50):
-        pace.record_round(num_tokens=2, cost=1.3, expected_tokens=2.0, seconds=None)
+        pace.record_round(num_tokens=2, cost=1.3, expected_tokens=2.0)
     assert pace.calibrated(0.4) == pytest.approx(0.4 * 1.1 / 2.1, rel=0.05)
 
 
 def test_a_machine_that_became_slower_is_measured_again_and_goes_on_drafting() -> None:
     pace = Pace(COSTS)
-    for _ in range(4):
-        pace.record_step(0.1)
-    for _ in range(20):
-        pace.record_round(num_tokens=2, cost=1.3, expected_tokens=1.0, seconds=0.13)
-    for _ in range(200):
-        if not pace.knows_step:
-            pace.record_step(0.2)
-        pace.record_round(num_tokens=2, cost=1.3, expected_tokens=1.0, seconds=0.26)
-        assert not pace.is_parked
+    run_timed(pace, step=0.1, round_=0.13, count=30)
+    run_timed(pace, step=0.2, round_=0.26, count=200)
+    assert not pace.is_parked
     assert pace.value == pytest.approx(2 / 1.3, rel=0.01)
