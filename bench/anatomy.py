@@ -35,10 +35,12 @@ class Times:
 
     Attributes:
         rounds: Untouched.
+        greedy_rounds: The same, greedy, where the rounds sample.
         parts: By part, in rounds that were evaluated between the parts.
     """
 
     rounds: list[float] = field(default_factory=list)
+    greedy_rounds: list[float] = field(default_factory=list)
     parts: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
@@ -74,6 +76,9 @@ def measure(
         for shape, found in times.items():
             config = replace(base, beam=shape)
             found.rounds.append(seconds_per_round(run(config)))
+            if not base.sampling.is_greedy:
+                greedy = replace(config, sampling=SamplingConfig())
+                found.greedy_rounds.append(seconds_per_round(run(greedy)))
             timed = run(replace(config, timed_every=1))
             for part, milliseconds in timed.part_milliseconds.items():
                 found.parts[part].append(milliseconds / 1e3)
@@ -94,6 +99,9 @@ def lines(steps: list[float], times: dict[BeamShape, Times]) -> list[str]:
             f"(accept {parts['accept']:.3f}, host {parts['host']:.3f}, "
             f"commit {parts['commit']:.3f})"
         )
+        if found.greedy_rounds:
+            ratio = statistics.median(found.rounds) / statistics.median(found.greedy_rounds)
+            shown.append(f"        {ratio:.3f} of a greedy round")
     return shown
 
 
