@@ -11,7 +11,8 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -19,6 +20,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
 from redrafter_mlx.config import BeamShape, DrafterConfig, GenerationConfig
+from redrafter_mlx.decoding import round as round_module
 from redrafter_mlx.decoding.decode import decode
 from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.loading.model import LoadedModel
@@ -96,9 +98,53 @@ def our_rounds(model: LoadedModel, shape: BeamShape, count: int) -> float:
     return stats.decode_seconds / stats.num_rounds
 
 
-def median(measure: Callable[[], float], trials: int) -> float:
-    """Return the median of several trials."""
-    return statistics.median(measure() for _ in range(trials))
+class PythonTime:
+    """Seconds of Python from each host read to the next ``mx.async_eval``.
+
+    Attributes:
+        gaps: One a pass.
+    """
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self.gaps: list[float] = []
+        self._read_at: float | None = None
+
+    def note_read(self) -> None:
+        """Take the time: the host has just read what the device brought."""
+        self._read_at = time.perf_counter()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Notice each ``mx.async_eval``, and each read that our rounds make."""
+        async_eval, unpacked = mx.async_eval, vars(round_module)["_unpacked"]
+
+        def noticed_eval(*arrays: Any) -> None:
+            if self._read_at is not None:
+                self.gaps.append(time.perf_counter() - self._read_at)
+                self._read_at = None
+            async_eval(*arrays)
+
+        def noticed_read(*values: Any) -> round_module.Outcome:
+            self.note_read()
+            return unpacked(*values)
+
+        mx.async_eval, vars(round_module)["_unpacked"] = noticed_eval, noticed_read
+        try:
+            yield
+        finally:
+            mx.async_eval, vars(round_module)["_unpacked"] = async_eval, unpacked
+
+
+def python_seconds(ours: LoadedModel, theirs: Any, shape: BeamShape, count: int) -> list[float]:
+    """Return the medians of our Python time a round and of mlx-lm's a token."""
+    our_time, their_time = PythonTime(), PythonTime()
+    with our_time.watching():
+        our_rounds(ours, shape, count)
+    with their_time.watching():
+        for _ in mlx_lm_tokens(theirs, count):
+            their_time.note_read()
+    return [statistics.median(side.gaps) for side in (our_time, their_time)]
 
 
 def main() -> None:
@@ -122,6 +168,14 @@ def main() -> None:
     for name, values in sides.items():
         value = statistics.median(values)
         sys.stdout.write(f"{name:16} {1e3 * value:8.3f} ms  {value / base:.2f}\n")
+    pairs = [
+        python_seconds(ours, theirs, BeamShape(2, 4), options.tokens) for _ in range(options.trials)
+    ]
+    mine, other = (statistics.median(values) for values in zip(*pairs, strict=True))
+    sys.stdout.write(
+        f"Python from read to async_eval: a round (2, 4) {1e3 * mine:.3f} ms, a token of mlx-lm "
+        f"{1e3 * other:.3f} ms: {mine / other:.2f}\n"
+    )
 
 
 if __name__ == "__main__":

@@ -68,7 +68,9 @@ class Attention(nn.Module):
         values = self._split(self.v_proj(x), self.num_kv_heads).transpose(0, 2, 1, 3)
         if self.has_head_norms:
             queries, keys = self.q_norm(queries), self.k_norm(keys)
-        queries, keys = self._rotate(queries, rows), self._rotate(keys, rows)
+        # Rotated in one call: building it costs the host more than any other operation.
+        rotated = self._rotate(mx.concatenate([queries, keys], axis=2), rows)
+        queries, keys = rotated[:, : self.num_heads], rotated[:, self.num_heads :]
         keys, values = kv_cache.extend(layer, keys, values)
         attended = mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=self.head_dim**-0.5, mask=rows.mask
