@@ -50,13 +50,13 @@ class Difference:
 
 
 def first_difference(
-    model: LoadedModel, plain: Answer, other: Answer, sampling: SamplingConfig
+    model: LoadedModel, plain: Answer, tokens: Sequence[int], sampling: SamplingConfig
 ) -> Difference | None:
-    """Return where the token ids part, ``None`` where they are equal."""
-    if plain.tokens == other.tokens:
+    """Return where token ids part from plain decoding's, ``None`` where they are equal."""
+    if plain.tokens == tuple(tokens):
         return None
-    pairs = zip(plain.tokens, other.tokens, strict=False)
-    shorter = min(len(plain.tokens), len(other.tokens))
+    pairs = zip(plain.tokens, tokens, strict=False)
+    shorter = min(len(plain.tokens), len(tokens))
     place = next((i for i, (one, two) in enumerate(pairs) if one != two), shorter)
     prefix = [*plain.prompt_tokens, *plain.tokens[:place]]
     target = model.target
@@ -77,7 +77,7 @@ def check_question(
     }
     for shape in shapes:
         answer = generate(model, prompt, replace(config, beam=shape))
-        difference = first_difference(model, plain, answer, config.sampling)
+        difference = first_difference(model, plain, answer.tokens, config.sampling)
         record[f"{shape.beam_width},{shape.beam_length}"] = {
             "emitted": len(answer.tokens),
             "rounds": answer.stats.num_rounds,

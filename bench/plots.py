@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from redrafter_mlx.bench.results import BenchResults
+from redrafter_mlx.bench.results import PHASES, BenchResults
 from redrafter_mlx.bench.summary import Summary, summarize
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ MISSING = (
 )
 _WIDTH_INCHES, _HEIGHT_INCHES, _DOTS_PER_INCH = 7.0, 4.2, 150
 _BAR, _INCHES_PER_BAR = 0.6, 0.3
-_PHASES = ("draft", "verify", "host", "commit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +56,24 @@ def _figure() -> tuple[Any, Axes]:
 
 
 def _draw_speedup(axes: Axes, results: BenchResults, summaries: tuple[Summary, ...]) -> bool:
-    """Speedup over plain decoding by length, a line a width, as in the paper's Figure 7."""
+    """Speedup over plain decoding by length, a line a width, as in the paper's Figure 7.
+
+    What is adapted has no one length: it is a level line.
+    """
     found = {one.name: one.over_plain.median for one in summaries if one.over_plain is not None}
     lines: dict[str, list[tuple[int, float]]] = {}
     for one in results.configurations:
-        if one.beam_length is not None and one.name in found:
+        if one.name in found and one.beam_length is not None and not one.is_adaptive:
             label = f"width {one.beam_width}" + (" with lookup" if one.uses_lookup else "")
             lines.setdefault(label, []).append((one.beam_length, found[one.name]))
+    if not lines:
+        return False
     for label, points in sorted(lines.items()):
         lengths, speedups = zip(*sorted(points), strict=True)
         axes.plot(lengths, speedups, marker="o", label=label)
-    if not lines:
-        return False
+    for one in results.configurations:
+        if one.name in found and one.is_adaptive:
+            axes.axhline(found[one.name], color="black", linestyle="--", label=_plain(one.name))
     axes.axhline(1.0, color="gray", linewidth=1)
     axes.set_xticks(sorted({length for points in lines.values() for length, _ in points}))
     axes.set(xlabel="beam length", ylabel="times plain decoding")
@@ -100,14 +105,14 @@ def _draw_milliseconds(axes: Axes, results: BenchResults, _: tuple[Summary, ...]
     if not phases:
         return False
     places, start = range(len(phases)), [0.0] * len(phases)
-    for name in _PHASES:
+    for name in PHASES:
         each = [1e3 * getattr(one, f"{name}_seconds") / one.num_rounds for one in phases]
         axes.barh(places, each, _BAR, left=start, label=name)
         start = [left + width for left, width in zip(start, each, strict=True)]
     _name_bars(axes, [one.configuration for one in phases])
     axes.set(xlabel="milliseconds a round, each phase waited for")
     axes.set_title(_title(results, "where a round's time goes"))
-    axes.figure.legend(loc="outside lower center", ncols=len(_PHASES))
+    axes.figure.legend(loc="outside lower center", ncols=len(PHASES))
     return True
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 
 from redrafter_mlx.bench.compare import ComparedResults
 from redrafter_mlx.bench.published import PUBLISHED_MODEL, beside_published
-from redrafter_mlx.bench.results import PLAIN, BenchResults, Machine, Trial, WeightsRecord
+from redrafter_mlx.bench.results import PHASES, PLAIN, BenchResults, Machine, Trial, WeightsRecord
 from redrafter_mlx.bench.summary import Spread, Summary, summarize
 from redrafter_mlx.errors import ConfigError
 
@@ -93,6 +93,7 @@ def _setting(results: BenchResults) -> str:
         f"- target: {_weights(results.target)}",
         f"- drafter: {_weights(results.drafter) if results.drafter else 'none'}",
         f"- suite: {results.suite}, started {results.started_at}",
+        *(f"- note: {note}" for note in results.notes),
     ]
     return "\n".join(_cell(line) for line in lines) + "\n"
 
@@ -135,18 +136,32 @@ def _round_table(results: BenchResults, summaries: Sequence[Summary]) -> str:
     lookup = {one.name: 0 for one in summaries}
     for trial in results.trials:
         lookup[trial.configuration] += trial.accepted_by_lookup
-    head = ["decoding", "tokens a round", "rows", "acceptance by depth", "kept from lookup"]
+    head = [
+        "decoding",
+        "tokens a round",
+        "ms a round",
+        "rows",
+        "plain rounds",
+        "acceptance by depth",
+        "kept from lookup",
+    ]
     rows = [
         [
             one.name,
             f"{one.tokens_per_round:.3f}",
+            f"{one.milliseconds_per_round:.2f}",
             f"{one.rows_per_round:.1f}",
+            f"{100 * one.plain_share:.0f} %",
             " ".join(f"{share:.2f}" for share in one.acceptance_by_depth) or "-",
             str(lookup[one.name]),
         ]
         for one in summaries
     ]
-    return markdown_table(head, rows)
+    note = (
+        "A plain round verifies no draft: the drafter is parked, or nothing that it or the lookup "
+        "offers is worth a row.\n"
+    )
+    return markdown_table(head, rows) + "\n" + note
 
 
 def _phase_part(results: BenchResults) -> list[str]:
@@ -154,20 +169,16 @@ def _phase_part(results: BenchResults) -> list[str]:
         return []
     rows = []
     for one in results.phases:
-        seconds = (one.draft_seconds, one.verify_seconds, one.host_seconds, one.commit_seconds)
+        seconds = [getattr(one, f"{phase}_seconds") for phase in PHASES]
         each = [1e3 * value / one.num_rounds if one.num_rounds else 0.0 for value in seconds]
         rows.append([one.configuration, *(f"{value:.2f}" for value in (*each, sum(each)))])
-    head = ["decoding", "draft", "verify", "host", "commit", "all"]
+    head = ["decoding", *PHASES, "all"]
     note = "From a pass of its own that waits for each phase, so the sum exceeds a timed round.\n"
     return ["## Milliseconds a round\n", markdown_table(head, rows), note]
 
 
 def _text_lines(results: BenchResults, summaries: Sequence[Summary]) -> str:
-    lines = [
-        f"- {_cell(one.name)}: {one.num_equal} of {one.num_answers} texts equal plain decoding's"
-        for one in summaries
-        if one.name != PLAIN
-    ]
+    lines = [f"- {_cell(one.name)}: {_equality(one)}" for one in summaries if one.name != PLAIN]
     first = min((trial.number for trial in results.trials), default=0)
     for trial in results.trials:
         if trial.first_difference is not None and trial.number == first:
@@ -179,6 +190,12 @@ def _text_lines(results: BenchResults, summaries: Sequence[Summary]) -> str:
             name = _cell(trial.configuration)
             lines.append(f"  - {name}, {where}: token {trial.first_difference} differs{gap}")
     return "\n".join(lines) + "\n"
+
+
+def _equality(one: Summary) -> str:
+    if one.num_answers == 0:
+        return "texts not compared with plain decoding's, since it draws other noise"
+    return f"{one.num_equal} of {one.num_answers} texts equal plain decoding's"
 
 
 def _category_part(results: BenchResults) -> list[str]:
@@ -207,7 +224,7 @@ def _published_part(results: BenchResults, summaries: Sequence[Summary]) -> list
     shapes = {
         one.name: (one.beam_width, one.beam_length)
         for one in results.configurations
-        if one.beam_width is not None and one.beam_length is not None
+        if one.beam_width is not None and one.beam_length is not None and not one.is_adaptive
     }
     own = {
         shapes[one.name]: one.tokens_per_second.median for one in summaries if one.name in shapes

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from redrafter_mlx.bench.strict_json import dump_strictly, load_strictly
 from redrafter_mlx.errors import CheckpointError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 PLAIN = "plain"
 MLX_LM = "mlx-lm"
+PHASES = ("draft", "verify", "accept", "host", "commit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,12 @@ class Configuration:
         program: Who ran it: redrafter-mlx or mlx-lm.
         beam_width: ``None`` where nothing is drafted; so is beam_length.
         beam_length: Tokens of a continuation, ``next_token`` counted.
+        max_rows: Most rows that a pass verified.
         uses_lookup: Whether a lookup branch joined the tree.
+        is_adaptive: Whether rows and parking followed what rounds brought.
         max_tokens: Most tokens of an answer.
         temperature: 0 is greedy.
+        top_p: Probability of the likeliest tokens that were kept; 1 kept all.
         seed: Of the sampling noise.
         ignores_eos: Whether it went on behind an end-of-sequence token.
     """
@@ -78,9 +82,12 @@ class Configuration:
     program: str
     beam_width: int | None
     beam_length: int | None
+    max_rows: int | None
     uses_lookup: bool
+    is_adaptive: bool
     max_tokens: int
     temperature: float
+    top_p: float
     seed: int
     ignores_eos: bool
 
@@ -96,6 +103,7 @@ class Trial:
         prompt_tokens: Tokens read.
         emitted_tokens: Tokens of the answer; the first is prefill's.
         num_rounds: Target passes after prefill.
+        num_plain_steps: Those of them that verified no draft: what a parked drafter leaves.
         verified_rows: Rows that they ran.
         drafted_by_depth: Rounds that offered a token at depth 1, 2, ...
         accepted_by_depth: Rounds that kept one there.
@@ -103,9 +111,12 @@ class Trial:
         time_to_first_token_seconds: From the call on.
         decode_seconds: From the first token to the last.
         peak_memory_bytes: While it ran.
-        first_difference: Place of the first token that plain decoding chose otherwise;
-            ``None`` where the texts are equal.
-        difference_margin: Gap there between the two best scores.
+        is_compared: Whether the text was held against plain decoding's; mlx-lm's is not where
+            it is sampled, since it draws other noise.
+        first_difference: Place of the first token that plain decoding chose otherwise, from 0;
+            ``None`` where the texts are equal or not compared.
+        difference_margin: Gap there between the two best scores: logits, or where the text is
+            sampled the noisy log-probabilities.
     """
 
     configuration: str
@@ -116,6 +127,7 @@ class Trial:
     prompt_tokens: int
     emitted_tokens: int
     num_rounds: int
+    num_plain_steps: int
     verified_rows: int
     drafted_by_depth: tuple[int, ...]
     accepted_by_depth: tuple[int, ...]
@@ -123,6 +135,7 @@ class Trial:
     time_to_first_token_seconds: float
     decode_seconds: float
     peak_memory_bytes: int
+    is_compared: bool
     first_difference: int | None
     difference_margin: float | None
 
@@ -146,29 +159,55 @@ class PhaseTimes:
     """Seconds of the phases of a configuration's rounds, from a pass of its own.
 
     To time a phase it must be waited for, so this pass is slower than the timed trials.
+
+    Attributes:
+        configuration: Its name.
+        num_rounds: That were timed: those that verified a draft.
+        draft_seconds: Of the drafter.
+        verify_seconds: Of the target's pass.
+        accept_seconds: Of choosing the tokens and walking the tree.
+        host_seconds: Of Python: planning the tree and reading the outcome.
+        commit_seconds: Of moving what was accepted in the KV cache.
     """
 
     configuration: str
     num_rounds: int
     draft_seconds: float
     verify_seconds: float
+    accept_seconds: float
     host_seconds: float
     commit_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class BenchResults:
-    """All that a bench found; a bench that was broken off has fewer trials."""
+    """All that a bench found; a bench that was broken off has fewer trials.
+
+    Attributes:
+        schema_version: ``SCHEMA_VERSION``.
+        started_at: Date and time in UTC, ISO 8601.
+        suite: quick, paper, mt-bench, or the name of a file of questions.
+        questions_digest: Tells one set of questions and turns from another.
+        machine: Where it ran.
+        target: What decoded.
+        drafter: What drafted, ``None`` where nothing did.
+        configurations: The ways to decode, in the order of the tables.
+        trials: Every timed answer.
+        phases: Where the time of a round went, by configuration.
+        notes: What a reader must know: what could not be measured, and why.
+    """
 
     schema_version: int
     started_at: str
     suite: str
+    questions_digest: str
     machine: Machine
     target: WeightsRecord
     drafter: WeightsRecord | None
     configurations: tuple[Configuration, ...]
     trials: tuple[Trial, ...]
     phases: tuple[PhaseTimes, ...]
+    notes: tuple[str, ...]
 
     def __post_init__(self) -> None:
         """Check the version, and that every figure belongs to a configuration."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -32,11 +33,14 @@ class Summary:
         num_passes: Passes over the questions that are complete.
         tokens_per_round: Tokens but the first of each answer, over all rounds.
         rows_per_round: Rows that the target verified.
+        milliseconds_per_round: All decoding time over all rounds.
+        plain_share: Share of the rounds that verified no draft.
         acceptance_by_depth: Share of the rounds with a draft that deep which kept it.
         time_to_first_token_seconds: Median.
+        prompt_tokens_per_second: Prompt tokens over the time to the first token, all together.
         peak_memory_bytes: Most.
-        num_answers: Answers of the first pass, and how many of them equal plain decoding's.
-        num_equal: Of those.
+        num_answers: Answers of the first pass that were held against plain decoding's.
+        num_equal: Those of them that are the same.
     """
 
     name: str
@@ -46,8 +50,11 @@ class Summary:
     num_passes: int
     tokens_per_round: float
     rows_per_round: float
+    milliseconds_per_round: float
+    plain_share: float
     acceptance_by_depth: tuple[float, ...]
     time_to_first_token_seconds: float
+    prompt_tokens_per_second: float
     peak_memory_bytes: int
     num_answers: int
     num_equal: int
@@ -76,22 +83,27 @@ def _grouped(trials: Iterable[Trial]) -> dict[str, list[Trial]]:
 def _summary(name: str, by_name: dict[str, list[Trial]]) -> Summary:
     trials = by_name[name]
     rates = _rates_of_passes(trials)
-    first = [trial for trial in trials if trial.number == min(one.number for one in trials)]
-    rounds = sum(trial.num_rounds for trial in trials)
-    decoded = sum(trial.emitted_tokens - 1 for trial in trials)
+    first_number = min(trial.number for trial in trials)
+    compared = [one for one in trials if one.number == first_number and one.is_compared]
+    # Of nothing, every share is 0.
+    rounds = sum(trial.num_rounds for trial in trials) or math.inf
+    reading = sum(trial.time_to_first_token_seconds for trial in trials) or math.inf
     return Summary(
         name=name,
         tokens_per_second=spread(rates),
         over_plain=_over(trials, by_name.get(PLAIN)),
         over_mlx_lm=_over(trials, by_name.get(MLX_LM)),
         num_passes=len(rates),
-        tokens_per_round=decoded / rounds if rounds else 0.0,
-        rows_per_round=sum(trial.verified_rows for trial in trials) / rounds if rounds else 0.0,
+        tokens_per_round=sum(trial.emitted_tokens - 1 for trial in trials) / rounds,
+        rows_per_round=sum(trial.verified_rows for trial in trials) / rounds,
+        milliseconds_per_round=1e3 * sum(trial.decode_seconds for trial in trials) / rounds,
+        plain_share=sum(trial.num_plain_steps for trial in trials) / rounds,
         acceptance_by_depth=_acceptance(trials),
         time_to_first_token_seconds=median(one.time_to_first_token_seconds for one in trials),
+        prompt_tokens_per_second=sum(trial.prompt_tokens for trial in trials) / reading,
         peak_memory_bytes=max(trial.peak_memory_bytes for trial in trials),
-        num_answers=len(first),
-        num_equal=sum(trial.first_difference is None for trial in first),
+        num_answers=len(compared),
+        num_equal=sum(trial.first_difference is None for trial in compared),
     )
 
 

@@ -23,10 +23,25 @@ MACHINE = Machine(
 )
 TARGET = WeightsRecord("vicuna-7b", "float16", None, 13_214_154_752, "68202c6fe994ad8b")
 DRAFTER = WeightsRecord("vicuna_redrafter", "float16", 4, 241_000_000, "0123456789abcdef")
-PLAIN = Configuration("plain", "redrafter-mlx", None, None, False, 21, 0.0, 0, True)
+PLAIN = Configuration(
+    name="plain",
+    program="redrafter-mlx",
+    beam_width=None,
+    beam_length=None,
+    max_rows=None,
+    uses_lookup=False,
+    is_adaptive=False,
+    max_tokens=21,
+    temperature=0.0,
+    top_p=1.0,
+    seed=0,
+    ignores_eos=True,
+)
 MLX_LM = replace(PLAIN, name="mlx-lm", program="mlx-lm")
-DRAFTED = Configuration("width 3, length 4", "redrafter-mlx", 3, 4, True, 21, 0.0, 0, True)
-LONGER = replace(DRAFTED, name="width 3, length 5", beam_length=5, uses_lookup=False)
+LONGER = replace(PLAIN, name="(3,5) fixed", beam_width=3, beam_length=5, max_rows=64)
+DRAFTED = replace(
+    LONGER, name="(3,4) adapted + lookup", beam_length=4, uses_lookup=True, is_adaptive=True
+)
 QUESTIONS = ((81, "writing"), (111, "math"))
 
 
@@ -40,6 +55,7 @@ def plain_trial(name, question, number, decode_seconds):
         prompt_tokens=66,
         emitted_tokens=21,
         num_rounds=20,
+        num_plain_steps=20,
         verified_rows=20,
         drafted_by_depth=(),
         accepted_by_depth=(),
@@ -47,6 +63,7 @@ def plain_trial(name, question, number, decode_seconds):
         time_to_first_token_seconds=0.125,
         decode_seconds=decode_seconds,
         peak_memory_bytes=14 * 2**30,
+        is_compared=True,
         first_difference=None,
         difference_margin=None,
     )
@@ -57,6 +74,7 @@ def drafted_trial(name, question, number, decode_seconds):
     return replace(
         plain_trial(name, question, number, decode_seconds),
         num_rounds=8,
+        num_plain_steps=2 if name == DRAFTED.name else 0,
         verified_rows=8 * (1 + 3 * depth),
         drafted_by_depth=(8,) * depth,
         accepted_by_depth=(6, 3, 2, 1) if depth == 4 else (6, 4, 2),
@@ -81,10 +99,12 @@ def synthetic_results():
         schema_version=SCHEMA_VERSION,
         started_at="2026-01-31T12:00:00+00:00",
         suite="mt-bench",
+        questions_digest="8f4c1d2e",
         machine=MACHINE,
         target=TARGET,
         drafter=DRAFTER,
         configurations=(PLAIN, MLX_LM, DRAFTED, LONGER),
         trials=tuple(trials),
-        phases=(PhaseTimes(DRAFTED.name, 8, 0.048, 0.216, 0.016, 0.008),),
+        phases=(PhaseTimes(DRAFTED.name, 8, 0.048, 0.208, 0.008, 0.016, 0.008),),
+        notes=("The shape of the draft is a guess.",),
     )

@@ -24,13 +24,13 @@ def answer_of(tokens: list[int]) -> Answer:
 def test_a_difference_is_found_with_the_gap_between_the_two_best(sampling):
     model = toy_model(toy_target())
     plain = generate(model, PROMPT, GenerationConfig(max_tokens=6, sampling=sampling))
-    assert first_difference(model, plain, plain, sampling) is None
+    assert first_difference(model, plain, plain.tokens, sampling) is None
     changed = [*plain.tokens[:4], (plain.tokens[4] + 1) % 50, plain.tokens[5]]
-    difference = first_difference(model, plain, answer_of(changed), sampling)
+    difference = first_difference(model, plain, changed, sampling)
     assert difference.place == 4
     assert difference.margin > 0.0
     shorter = answer_of(list(plain.tokens[:3]))
-    assert first_difference(model, plain, shorter, sampling).place == 3
+    assert first_difference(model, plain, shorter.tokens, sampling).place == 3
 
 
 def test_a_summary_counts_tokens_and_rounds_without_the_first_token():

@@ -9,7 +9,7 @@ import pytest
 
 from redrafter_mlx.bench import plots
 from redrafter_mlx.bench.plots import MISSING, draw_plots
-from tests.bench.synthetic_results import synthetic_results
+from tests.bench.synthetic_results import DRAFTED, synthetic_results
 
 ALL = {
     "speedup.png",
@@ -44,7 +44,7 @@ def test_a_plot_shows_the_figures(matplotlib):
     assert plots._draw_speedup(axes, results, plots.summarize(results))
     lines = {line.get_label(): line for line in axes.get_lines()}
     assert lines["width 3"].get_xydata().tolist() == [pytest.approx([5.0, 1.6])]
-    assert lines["width 3 with lookup"].get_xydata().tolist() == [pytest.approx([4.0, 2.0])]
+    assert list(lines[DRAFTED.name].get_ydata()) == pytest.approx([2.0, 2.0])
     _, axes = plots._figure()
     assert plots._draw_milliseconds(axes, results, ())
     ends = [bar.get_x() + bar.get_width() for bar in axes.patches]
@@ -53,7 +53,7 @@ def test_a_plot_shows_the_figures(matplotlib):
     many = tuple(plots.summarize(results)) * 8
     assert plots._draw_tokens_per_second(axes, results, many)
     assert axes.figure.get_size_inches()[1] > 10.0
-    assert axes.get_yticklabels()[2].get_text() == "width 3, length 4"
+    assert axes.get_yticklabels()[2].get_text() == DRAFTED.name
 
 
 def test_what_has_no_figures_is_not_drawn(tmp_path, matplotlib):
