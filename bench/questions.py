@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from redrafter_mlx.errors import PromptError
 
@@ -25,24 +27,43 @@ class Question:
 
 
 def read_questions(path: Path) -> list[Question]:
-    """Read JSON lines as FastChat's MT-Bench ``question.jsonl`` has them.
+    """Read JSON lines: ``turns`` or ``prompt``, and where there are, an id and a category.
+
+    So have it FastChat's MT-Bench ``question.jsonl`` (``question_id``, ``turns``) and the
+    Hub's copy of it (``prompt``, a list). A line without an id has its number.
 
     Raises:
-        PromptError: The file cannot be read, or a line has no ``turns``.
+        PromptError: The file cannot be read, a line is no question, or two have one id.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise PromptError(f"{path} cannot be read: {error}.") from error
-    return [_question(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    found = [_question(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise PromptError(f"{path} has no question; give JSON lines with turns.")
+    ids = [question.question_id for question in found]
+    for question_id in ids:
+        if ids.count(question_id) > 1:
+            raise PromptError(f"{path} has question_id {question_id} twice; number them anew.")
+    return found
 
 
 def _question(path: Path, number: int, line: str) -> Question:
     try:
         values = json.loads(line)
-        turns = tuple(str(turn) for turn in values["turns"])
-        return Question(int(values["question_id"]), str(values.get("category", "")), turns)
+        turns = _turns(values)
+        question_id = values.get("question_id", values.get("prompt_id", number))
+        return Question(int(question_id), str(values.get("category", "")), turns)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PromptError(
-            f"Line {number} of {path} is no question: it needs question_id and turns."
+            f"Line {number} of {path} is no question: it needs turns, a list of texts."
         ) from error
+
+
+def _turns(values: Mapping[str, Any]) -> tuple[str, ...]:
+    turns = values["turns"] if "turns" in values else values["prompt"]
+    turns = (turns,) if isinstance(turns, str) else tuple(turns)
+    if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+        raise ValueError("no text")
+    return turns

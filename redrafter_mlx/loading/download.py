@@ -96,7 +96,7 @@ def fetch_config(repository: str, revision: str | None) -> Path | None:
     place: object = None
     try:
         HfApi().model_info(repository, revision=revision)  # fails at once, a download tries again
-        with _quiet_hub():
+        with quiet_hub():
             place = hf_hub_download(repository, "config.json", revision=revision)
     except Exception:  # why is told when the rest is fetched
         with suppress(Exception):
@@ -154,7 +154,7 @@ def _download(
         f"Downloading {repository}: {len(listing.sizes)} files, {readable_size(listing.num_bytes)}"
     )
     patterns = [glob.escape(name) for name in listing.sizes]
-    with _quiet_hub():
+    with quiet_hub():
         folder = Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
     _check_sizes(folder, listing.sizes)
     with suppress(OSError, ReDrafterError):  # without the note the next start asks the Hub again
@@ -164,7 +164,7 @@ def _download(
 
 
 @contextmanager
-def _quiet_hub() -> Iterator[None]:
+def quiet_hub() -> Iterator[None]:
     """Keep huggingface_hub's bars to terminals and its warnings, whose end is told, to itself.
 
     Its own environment variables go before.
@@ -193,7 +193,7 @@ def _list(repository: str, revision: str | None) -> _Listing:
     sizes = {entry.rfilename: entry.size for entry in info.siblings or ()}
 
     def shards_of(index: str) -> Iterable[str]:
-        with _quiet_hub():
+        with quiet_hub():
             place = Path(hf_hub_download(repository, index, revision=info.sha))
         return read_index(place.parent, index).values()
 

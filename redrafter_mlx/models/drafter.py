@@ -111,6 +111,22 @@ class Drafter:
                 found.update(np.array(value.astype(mx.float32)).tobytes())
         return found.hexdigest()
 
+    @property
+    def dtype(self) -> mx.Dtype:
+        """What its layers compute in."""
+        parameters: dict[str, mx.array] = dict(tree_flatten(self._network.parameters()))
+        kinds = (value.dtype for value in parameters.values())
+        floating = (kind for kind in kinds if mx.issubdtype(kind, mx.floating))
+        return next(floating, self._target.model.norm.weight.dtype)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the weights that a draft reads at each step, a tied head among them."""
+        parameters: dict[str, mx.array] = dict(tree_flatten(self._network.parameters()))
+        own = sum(value.nbytes for name, value in parameters.items() if name != "draft_vocab")
+        is_tied = self.config.head == "tied"
+        return own + (sum(part.nbytes for part in self._head.arrays) if is_tied else 0)
+
     def context(self, hidden: mx.array) -> mx.array:
         """Return what a whole draft shares.
 
