@@ -1,0 +1,96 @@
+"""A bench from its parts: who answers what, and what an earlier run has left to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from redrafter_mlx.bench.machine import describe_drafter, describe_target, this_machine
+from redrafter_mlx.bench.measure import Bench, Cell, OnProgress, PlainAnswers, missing_cells
+from redrafter_mlx.bench.results import SCHEMA_VERSION, BenchResults
+from redrafter_mlx.bench.sides import Side, SideOptions, our_sides, peer_side
+from redrafter_mlx.bench.store import Recorder, resumed
+from redrafter_mlx.bench.suites import Suite
+from redrafter_mlx.folders import require_free
+from redrafter_mlx.loading.model import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where results go, and what may be there.
+
+    Attributes:
+        folder: Of the results.
+        is_resumed: Whether results that are there are gone on with.
+        drafter: Folder of the drafter, ``None`` where it was found.
+    """
+
+    folder: Path
+    is_resumed: bool = False
+    drafter: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A bench that is ready to run.
+
+    Attributes:
+        cells: What is still to be timed.
+        recorder: Holds the results.
+    """
+
+    bench: Bench
+    cells: list[Cell]
+    recorder: Recorder
+
+    @property
+    def num_tokens(self) -> int:
+        """Most tokens that it decodes."""
+        return self.bench.num_tokens(self.cells)
+
+    def run(self, on_progress: OnProgress) -> None:
+        """Measure what is missing; broken off anywhere, what is done is kept."""
+        self.bench.run(self.cells, on_progress)
+
+
+def begin(
+    model: LoadedModel, suite: Suite, options: SideOptions, num_trials: int, place: Place
+) -> Session:
+    """Make everything ready, and the folder.
+
+    Raises:
+        CheckpointError: The folder is not free, or holds results of another bench.
+        ConfigError: There are shapes to compare, but no drafter.
+        PromptError: The first question does not fit the model.
+    """
+    if not place.is_resumed:
+        require_free(place.folder)
+    plain = PlainAnswers(model, options.plain_config)
+    prompt = plain.prompt(suite.questions[0], 1)
+    sides: list[Side] = [*our_sides(model, options)]
+    notes = list(model.notices)
+    try:
+        peer = peer_side(model, options)
+        peer.answer(prompt, 2)
+        sides.insert(0, peer)
+    except Exception as error:  # whatever mlx-lm raises, our own sides can be measured
+        reason = " ".join(str(error).split()) or type(error).__name__
+        notes.append(f"mlx-lm was not measured: {type(error).__name__}: {reason:.200}")
+    begun = BenchResults(
+        schema_version=SCHEMA_VERSION,
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        suite=suite.name,
+        questions_digest=suite.digest,
+        machine=this_machine(),
+        target=describe_target(model),
+        drafter=describe_drafter(model, place.drafter),
+        configurations=tuple(side.configuration for side in sides),
+        trials=(),
+        phases=(),
+        notes=tuple(notes),
+    )
+    results = resumed(begun, place.folder) if place.is_resumed else begun
+    recorder = Recorder(results, place.folder)
+    bench = Bench(model, suite, sides, plain, recorder)
+    return Session(bench, missing_cells(suite, sides, num_trials, recorder), recorder)
