@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import typer
 
-from redrafter_mlx.cli import chat, convert, distill, generate, models, render, train, tune
+from redrafter_mlx.cli import (
+    bench,
+    chat,
+    convert,
+    distill,
+    generate,
+    models,
+    render,
+    train,
+    tune,
+)
 from redrafter_mlx.cli.option_groups import grouped
 from redrafter_mlx.cli.options import Debug, Version
 from redrafter_mlx.cli.program import Program
@@ -33,6 +43,7 @@ COMMANDS = (
     generate.generate,
     chat.chat,
     tune.tune,
+    bench.bench,
     convert.convert,
     models.models,
     distill.distill,
