@@ -108,6 +108,25 @@ class PlainAnswers:
             raise PromptError(f"its {len(prompt)} tokens do not fit the context of {max_positions}")
         return prompt
 
+    def first_prompts(self, questions: Sequence[Question], count: int) -> list[list[int]]:
+        """Return so many first turns that fit the context, evenly spread where they can be.
+
+        Raises:
+            PromptError: None fits.
+        """
+        prompts: list[list[int]] = []
+        step = max(len(questions) // count, 1)
+        for place in sorted(range(len(questions)), key=lambda place: (place % step, place)):
+            try:
+                prompts.append(self.prompt(questions[place], 1))
+            except PromptError as error:
+                reason = str(error)
+            if len(prompts) == count:
+                break
+        if not prompts:
+            raise PromptError(f"No question can be asked: {reason}.")
+        return prompts
+
     def answer(self, question: Question, turn: int) -> Answer:
         """Return the plain answer to a turn; errors as ``prompt``."""
         key = question.question_id, turn
@@ -158,7 +177,7 @@ class Bench:
         if not cells:
             return 0
         warm_up = min(self._max_tokens, WARM_UP_TOKENS) * len(self.sides)
-        phases = min(self._max_tokens, PHASE_TOKENS) * len(self._phase_questions)
+        phases = min(self._max_tokens, PHASE_TOKENS) * self._num_phase_questions
         return warm_up + phases * len(self._sides_with_phases) + self._max_tokens * len(cells)
 
     @property
@@ -166,8 +185,8 @@ class Bench:
         return self.plain.config.max_tokens
 
     @property
-    def _phase_questions(self) -> tuple[Question, ...]:
-        return self.suite.limited(PHASE_QUESTIONS).questions
+    def _num_phase_questions(self) -> int:
+        return min(PHASE_QUESTIONS, len(self.suite.questions))
 
     @property
     def _sides_with_phases(self) -> list[OurSide]:
@@ -188,7 +207,7 @@ class Bench:
     def _warm_up(self) -> None:
         """Have every side answer once: kernels are built and weights read before the clock runs."""
         num_tokens = min(self._max_tokens, WARM_UP_TOKENS)
-        prompt = self.plain.prompt(self.suite.questions[0], 1)
+        (prompt,) = self.plain.first_prompts(self.suite.questions, 1)
         for side in self.sides:
             self._advance(0, "warming up")
             side.answer(prompt, num_tokens)
@@ -196,13 +215,13 @@ class Bench:
 
     def _time_phases(self) -> None:
         num_tokens = min(self._max_tokens, PHASE_TOKENS)
-        prompts = [self.plain.prompt(question, 1) for question in self._phase_questions]
+        prompts = self.plain.first_prompts(self.suite.questions, PHASE_QUESTIONS)
         for side in self._sides_with_phases:
             self._advance(0, "phases")
             phases = time_phases(side, prompts, num_tokens)
             if phases.num_rounds:
                 self.recorder.add_phases(phases)
-            self._advance(num_tokens * len(prompts), "phases")
+            self._advance(num_tokens * self._num_phase_questions, "phases")
 
     def _run_cell(self, cell: Cell) -> None:
         try:

@@ -62,12 +62,12 @@ def begin(
     Raises:
         CheckpointError: The folder is not free, or holds results of another bench.
         ConfigError: There are shapes to compare, but no drafter.
-        PromptError: The first question does not fit the model.
+        PromptError: No question fits the model.
     """
     if not place.is_resumed:
         require_free(place.folder)
     plain = PlainAnswers(model, options.plain_config)
-    prompt = plain.prompt(suite.questions[0], 1)
+    (prompt,) = plain.first_prompts(suite.questions, 1)
     sides: list[Side] = [*our_sides(model, options)]
     notes = list(model.notices)
     try:

@@ -206,7 +206,7 @@ def _measure(
         require_free(folder)
     suite = suite_options.load()
     options = decoding.side_options(suite)
-    model = model_options.load()
+    model = replace(model_options, dtype=_dtype(suite, model_options.dtype)).load()
     num_trials = suite_options.trials or suite.num_trials
     place = Place(folder, output.resume, model_options.drafter)
     with progress.activity("Preparing ..."):
@@ -214,14 +214,27 @@ def _measure(
     _run(session, folder)
 
 
+def _dtype(suite: Suite, asked: str) -> str:
+    """Return Apple's precision for Apple's protocol, where it is not too slow."""
+    import mlx.core as mx
+
+    if suite.name != "paper" or asked != "auto":
+        return asked
+    if mx.default_device().type == mx.gpu:
+        return "float16"
+    render.note("Apple measured in float16, which is slow on a CPU: this is float32.")
+    return asked
+
+
 def _run(session: Session, folder: Path) -> None:
     """Measure, and write and show what is done, even where Ctrl-C ends it."""
     from redrafter_mlx.bench.store import write_report
 
     num_sides = len(session.bench.sides)
+    render.note(f"Results go into {folder}")
     render.note(
-        f"{render.counted(len(session.cells), 'answer')} to time, {num_sides} ways to decode, "
-        f"into {folder}; leave the machine alone meanwhile."
+        f"{render.counted(len(session.cells), 'answer')} to time, in {num_sides} ways to decode; "
+        "leave the machine alone."
     )
     is_whole = True
     try:

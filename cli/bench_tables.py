@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from redrafter_mlx.cli import render
@@ -10,6 +14,9 @@ from redrafter_mlx.cli import render
 if TYPE_CHECKING:
     from redrafter_mlx.bench.results import BenchResults
     from redrafter_mlx.bench.summary import Spread, Summary
+
+NUM_DEPTHS = 4  # more would not fit into 80 columns; the report has them all
+NUM_DIFFERENCES = 5
 
 
 def show_results(results: BenchResults) -> None:
@@ -20,19 +27,33 @@ def show_results(results: BenchResults) -> None:
     if not summaries:
         render.line("Nothing was measured.")
         return
-    render.line(_title(results))
+    render.line("")
+    _show_line(_title(results))
     render.table({one.name: _speed(one) for one in summaries}, is_result=True)
     render.line("")
     render.table({one.name: _rounds(one) for one in summaries}, is_result=True)
     render.line("")
-    for line in (*_differences(results), *results.notes):
-        render.line(line)
+    for line in islice(_differences(results), NUM_DIFFERENCES):
+        _show_line(line)
+    for note in results.notes:
+        _show_line(note)
+
+
+def _show_line(text: str) -> None:
+    """Show a line, on a terminal broken between words."""
+    if sys.stdout.isatty():
+        text = textwrap.fill(render.one_line(text), shutil.get_terminal_size().columns)
+    render.line(text)
 
 
 def _title(results: BenchResults) -> str:
     target, machine = results.target, results.machine
-    bits = f", {target.bits} bits" if target.bits else ""
-    return f"{target.name}, {target.dtype}{bits}, on {machine.chip} ({machine.device})"
+    bits = f" in {target.bits} bits" if target.bits else ""
+    asked = len({(trial.question_id, trial.turn) for trial in results.trials})
+    return (
+        f"{target.name}{bits}, {target.dtype}, on {machine.chip} ({machine.device}); "
+        f"{results.suite}: {render.counted(asked, 'prompt')}"
+    )
 
 
 def _speed(one: Summary) -> dict[str, str]:
@@ -47,21 +68,28 @@ def _speed(one: Summary) -> dict[str, str]:
 
 
 def _ratio(value: Spread | None) -> str:
-    return "" if value is None else f"{value.median:.2f}"
+    return "-" if value is None else f"{value.median:.2f}"
 
 
 def _rounds(one: Summary) -> dict[str, str]:
-    shares = " ".join(f"{100 * share:.0f}" for share in one.acceptance_by_depth)
-    equal = f"{one.num_equal}/{one.num_answers}" if one.num_answers else "-"
+    shares = [f"{100 * share:.0f}" for share in one.acceptance_by_depth[:NUM_DEPTHS]]
     return {
         "tokens/round": f"{one.tokens_per_round:.2f}",
         "ms": f"{one.milliseconds_per_round:.1f}",
         "rows": f"{one.rows_per_round:.1f}",
         "plain": f"{100 * one.plain_share:.0f} %",
-        "% kept by depth": shares or "-",
-        "same text": equal,
+        "% kept by depth": " ".join(shares) or "-",
+        "equal": f"{one.num_equal}/{one.num_answers}" if one.num_answers else "-",
     }
 
 
-def _differences(results: BenchResults) -> Sequence[str]:
-    return ()
+def _differences(results: BenchResults) -> Iterator[str]:
+    """Yield a line for each text of the first pass that left plain decoding's."""
+    first = min(trial.number for trial in results.trials)
+    for trial in results.trials:
+        if trial.first_difference is not None and trial.number == first:
+            yield (
+                f"{trial.configuration}, question {trial.question_id}, turn {trial.turn}: token "
+                f"{trial.first_difference} differs from plain decoding's, where the two best "
+                f"scores are {trial.difference_margin:.2g} apart"
+            )

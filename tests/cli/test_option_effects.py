@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import typer.main
 
+from redrafter_mlx.bench import session
+from redrafter_mlx.cli import bench
 from redrafter_mlx.cli.main import app
 from redrafter_mlx.weights import load_tensors, read_json, save_tensors
 from tests.cli.conftest import Run
@@ -40,8 +42,19 @@ EFFECTS: dict[str, dict[str, tuple[str, ...]]] = {
         "--group-size": ("32", "--quantize", "4"), "--draft-length": ("3",),
         "--draft-vocab": ("9", "--from", "ids.npz"), "--to": ("pytorch",),
     },
+    "bench": MODEL | {
+        "--suite": ("paper",), "--turns": ("2",), "--limit": ("2",), "--trials": ("5",),
+        "--beam-width": ("3",), "--beam-length": ("5",), "--max-tokens": ("9",),
+        "--temp": ("0.8",), "--top-p": ("0.9",), "--seed": ("3",), "--no-lookup": (),
+        "--out": ("other",), "--resume": (),
+    },
 }  # fmt: skip
-OTHERS = {"convert": {"--target", "--revision", "--from"}}
+OTHERS = {
+    "convert": {"--target", "--revision", "--from"},
+    "bench": {"--questions", "--compare", "--predict"},  # test_bench.py
+}
+# What a command is given where the option under test is another.
+USUAL = {"generate": ("--prompt", "Hi"), "bench": ("--out", "out")}
 CASES = [(command, option) for command, options in EFFECTS.items() for option in options]
 
 Trace = Callable[[str, tuple[str, ...]], Any]
@@ -58,16 +71,21 @@ def trace(
     """Return what gives all that a command line does."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.json").touch()
+    begun: list[Any] = []
+    monkeypatch.setattr(session, "begin", lambda model, *given: begun.append(given))
+    monkeypatch.setattr(bench, "_run", lambda *_: None)
 
     def trace(command: str, options: tuple[str, ...]) -> Any:
         library.loads.clear()
         library.runs.clear()
         conversations.clear()
-        usual = () if "--prompt" in options or command == "chat" else ("--prompt", "Hi")
+        begun.clear()
+        usual = USUAL.get(command, ())
+        usual = () if usual[:1] and usual[0] in options else usual
         result = run(command, *usual, *options, stdin="Hi\n")
         assert result.exit_code == 0, result.stderr
         asked = [(one.system, one.thinking, one.config) for one in conversations]
-        return [*library.loads], [*library.runs], asked, result.stdout
+        return [*library.loads], [*library.runs], asked, [*begun], result.stdout
 
     return trace
 
