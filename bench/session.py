@@ -7,13 +7,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from redrafter_mlx.bench.machine import describe_drafter, describe_target, this_machine
-from redrafter_mlx.bench.measure import Bench, Cell, OnProgress, PlainAnswers, missing_cells
+from redrafter_mlx.bench.measure import Bench, Cell, OnProgress, missing_cells
+from redrafter_mlx.bench.plain_answers import PlainAnswers
 from redrafter_mlx.bench.results import SCHEMA_VERSION, BenchResults
 from redrafter_mlx.bench.sides import Side, SideOptions, our_sides, peer_side
 from redrafter_mlx.bench.store import Recorder, resumed
 from redrafter_mlx.bench.suites import Suite
+from redrafter_mlx.errors import PromptError
 from redrafter_mlx.folders import require_free
 from redrafter_mlx.loading.model import LoadedModel
+from redrafter_mlx.text import has_chat_template
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +65,14 @@ def begin(
     Raises:
         CheckpointError: The folder is not free, or holds results of another bench.
         ConfigError: There are shapes to compare, but no drafter.
-        PromptError: No question fits the model.
+        PromptError: No question fits the model, or it has no second turns.
     """
     if not place.is_resumed:
         require_free(place.folder)
+    if suite.num_turns > 1 and not has_chat_template(model.tokenizer):
+        raise PromptError(
+            f"{model.name} has no chat template, so there is no second turn; leave --turns out."
+        )
     plain = PlainAnswers(model, options.plain_config)
     (prompt,) = plain.first_prompts(suite.questions, 1)
     sides: list[Side] = [*our_sides(model, options)]

@@ -106,6 +106,16 @@ def test_the_questions_of_a_file_are_those_that_are_asked(run: Run, model: Loade
         assert asked == {(7, 1), (7, 2), (8, 1), (8, 2)}
 
 
+def test_a_model_that_cannot_converse_has_no_second_turn(
+    run: Run, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model.tokenizer, "chat_template", None)
+    result = run("bench", *SHORT, "--turns", "2", "--out", "out")
+    assert result.exit_code == 1
+    assert "toy has no chat template, so there is no second turn" in result.stderr
+    assert not Path("out").exists()
+
+
 def test_nothing_is_overwritten(run: Run, model: LoadedModel) -> None:
     assert run("bench", *SHORT, "--out", "out").exit_code == 0
     before = {file: file.read_bytes() for file in Path("out").iterdir()}

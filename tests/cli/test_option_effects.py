@@ -54,7 +54,7 @@ OTHERS = {
     "bench": {"--questions", "--compare", "--predict"},  # test_bench.py
 }
 # What a command is given where the option under test is another.
-USUAL = {"generate": ("--prompt", "Hi"), "bench": ("--out", "out")}
+USUAL: dict[str, tuple[str, ...]] = {"generate": ("--prompt", "Hi"), "bench": ("--out", "out")}
 CASES = [(command, option) for command, options in EFFECTS.items() for option in options]
 
 Trace = Callable[[str, tuple[str, ...]], Any]
