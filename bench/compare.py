@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from redrafter_mlx.bench.results import BenchResults
+from redrafter_mlx.bench.results import BenchResults, Configuration
 from redrafter_mlx.bench.summary import Summary, summarize
 
 
@@ -24,9 +24,10 @@ class Comparison:
     exceeds_spread: bool | None
 
     @property
-    def ratio(self) -> float:
-        """Speed of the second over the first's."""
-        return self.second.tokens_per_second.median / self.first.tokens_per_second.median
+    def ratio(self) -> float | None:
+        """Speed of the second over the first's, ``None`` where that has none."""
+        first = self.first.tokens_per_second.median
+        return self.second.tokens_per_second.median / first if first else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,31 +67,34 @@ def _comparison(first: Summary, second: Summary) -> Comparison:
 
 
 def _differences(first: BenchResults, second: BenchResults) -> tuple[tuple[str, str, str], ...]:
-    one, two = _settings(first), _settings(second)
-    how, other = _configurations(first), _configurations(second)
-    one |= {name: text for name, text in how.items() if name in other}
-    two |= {name: text for name, text in other.items() if name in how}
-    return tuple(
-        (name, one.get(name, "-"), two.get(name, "-"))
-        for name in dict.fromkeys([*one, *two])
-        if one.get(name) != two.get(name)
-    )
+    others = {one.name: one for one in second.configurations}
+    found = _unlike(_settings(first), _settings(second))
+    for one in first.configurations:
+        if one.name in others:
+            found += _unlike(_options(one), _options(others[one.name]))
+    return tuple(found)
 
 
-def _configurations(results: BenchResults) -> dict[str, str]:
-    return {
-        f"configuration {one.name}": ", ".join(
-            f"{key} {value}" for key, value in asdict(one).items() if key != "name"
-        )
-        for one in results.configurations
-    }
+def _options(configuration: Configuration) -> dict[str, str]:
+    values = asdict(configuration)
+    return {f"{configuration.name}: {key}": str(value) for key, value in values.items()}
+
+
+def _unlike(first: dict[str, str], second: dict[str, str]) -> list[tuple[str, str, str]]:
+    return [
+        (name, first.get(name, "-"), second.get(name, "-"))
+        for name in dict.fromkeys([*first, *second])
+        if first.get(name) != second.get(name)
+    ]
 
 
 def _settings(results: BenchResults) -> dict[str, str]:
     """Return what may explain a difference, by name."""
+    questions = {(trial.question_id, trial.turn) for trial in results.trials}
     machine, target, drafter = results.machine, results.target, results.drafter
     settings = {
         "suite": results.suite,
+        "answered questions": str(len(questions)),
         "chip": machine.chip,
         "memory_bytes": str(machine.memory_bytes),
         "system": machine.system,

@@ -65,7 +65,7 @@ def comparison_report(compared: ComparedResults) -> str:
             one.first.name,
             _spread(one.first.tokens_per_second),
             _spread(one.second.tokens_per_second),
-            f"{one.ratio:.3f}",
+            "-" if one.ratio is None else f"{one.ratio:.3f}",
             words[one.exceeds_spread],
         ]
         for one in compared.comparisons
