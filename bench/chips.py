@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from redrafter_mlx.bench.names import letters
 from redrafter_mlx.errors import ConfigError
 
 
@@ -57,18 +58,17 @@ CHIPS = (
     Chip("M4 Max", 16, "s", 40, 546.0, 16.2),
     Chip("M5", 17, "g", 10, 153.0, 4.0),
 )
-_BY_NAME = {chip.name.casefold(): chip for chip in CHIPS}
 
 
 def find_chip(name: str) -> Chip:
-    """Return the chip that a name means: "M2 Ultra", "Apple M2 Ultra" or "m2-ultra".
+    """Return the chip that a name means: "M2 Ultra", "Apple M2 Ultra", "m2-ultra" or "m2ultra".
 
     Raises:
         ConfigError: No chip is called so.
     """
-    words = name.casefold().replace("-", " ").replace("_", " ").split()
-    chip = _BY_NAME.get(" ".join(words[1:] if words[:1] == ["apple"] else words))
-    if chip is None:
-        names = ", ".join(chip.name for chip in CHIPS)
-        raise ConfigError(f"There is no chip {name!r}; choose one of: {names}.")
-    return chip
+    wanted = letters(name).removeprefix("apple")
+    for chip in CHIPS:
+        if letters(chip.name) == wanted:
+            return chip
+    names = ", ".join(chip.name for chip in CHIPS)
+    raise ConfigError(f"There is no chip {name!r}; choose one of: {names}.")

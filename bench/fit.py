@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from statistics import fmean
+from statistics import fmean, median
 
 import numpy as np
 
@@ -46,6 +46,27 @@ class CellError:
     def error_fraction(self) -> float:
         """Predicted over measured, less 1."""
         return self.predicted_milliseconds / self.milliseconds - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorSpread:
+    """How far predictions were off, as fractions of what was measured.
+
+    Attributes:
+        median: Of the absolute errors.
+        largest: Of them.
+        num_cells: How many there were.
+    """
+
+    median: float
+    largest: float
+    num_cells: int
+
+
+def error_spread(errors: Iterable[CellError]) -> ErrorSpread:
+    """Return the median and the largest of at least one error."""
+    found = [abs(error.error_fraction) for error in errors]
+    return ErrorSpread(median(found), max(found), len(found))
 
 
 def fit(
@@ -127,11 +148,11 @@ def constants_for(chip: Chip, plain_milliseconds: float | None = None) -> ChipCo
             known; else its bandwidth is taken to be used as well as theirs, at the mean.
     """
     if chip.name in published_chips():
-        error = _largest(leave_one_out(chip))
+        error = error_spread(leave_one_out(chip)).largest
         return replace(_fitted(chip), error_fraction=error)
     names = published_chips()
     target = find_target(PUBLISHED_MODEL)
-    error = max(_largest(leave_chip_out(find_chip(name))) for name in names)
+    error = max(error_spread(leave_chip_out(find_chip(name))).largest for name in names)
     if plain_milliseconds is None:
         shares = [_bandwidth_share(_fitted(find_chip(name))) for name in names]
         used = chip.bandwidth_gb_per_second * fmean(shares)
@@ -177,7 +198,3 @@ def _error(cell: PublishedCell, constants: ChipConstants) -> CellError:
     predicted = predict_cell(cell, constants)
     shape = (cell.beam_width, cell.beam_length)
     return CellError(cell.chip, *shape, cell.milliseconds_per_round, predicted)
-
-
-def _largest(errors: Iterable[CellError]) -> float:
-    return max(abs(error.error_fraction) for error in errors)

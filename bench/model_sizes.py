@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
+from redrafter_mlx.bench.names import letters
 from redrafter_mlx.errors import ConfigError
 
 FULL_BITS = 16
@@ -131,14 +132,18 @@ TARGETS = (
 def find_target(name: str) -> TargetSize:
     """Return the sizes of a target that is known by name, in float16.
 
+    Case, spaces, hyphens and underscores do not matter: "Vicuna 7B" is vicuna-7b.
+
     Raises:
         ConfigError: No target is called so.
     """
     for target in TARGETS:
-        if target.name == name.casefold():
+        if letters(target.name) == letters(name):
             return target
     names = ", ".join(target.name for target in TARGETS)
-    raise ConfigError(f"The sizes of {name!r} are not known; choose one of: {names}.")
+    raise ConfigError(
+        f"The sizes of {name!r} are not known; choose one of: {names}, or a model's folder."
+    )
 
 
 def apple_drafter(target: TargetSize, bits: int = FULL_BITS) -> DrafterSize:

@@ -1,100 +1,183 @@
-"""A prediction as Markdown, called one in every table."""
+"""A prediction as tables and as Markdown, called one wherever it stands."""
 
 from __future__ import annotations
 
-from redrafter_mlx.bench.model_sizes import DrafterSize, TargetSize
+from dataclasses import dataclass, replace
+
+from redrafter_mlx.bench.chips import Chip, find_chip
+from redrafter_mlx.bench.fit import constants_for, error_spread, leave_chip_out, leave_one_out
+from redrafter_mlx.bench.model_sizes import FULL_BITS, DrafterSize, TargetSize
 from redrafter_mlx.bench.predict import (
     ASSUMPTIONS,
     SpeedupPrediction,
     predict_changes,
     predict_shapes,
 )
-from redrafter_mlx.bench.published import MEASUREMENTS_SOURCE
+from redrafter_mlx.bench.published import MEASUREMENTS_SOURCE, published_chips
 from redrafter_mlx.bench.report import markdown_table
-from redrafter_mlx.bench.round_cost import ChipConstants, RoundShape
+from redrafter_mlx.bench.round_cost import APPLE_ROUND, RoundParts, RoundShape
+
+SHAPE_HEAD = (
+    "W, L",
+    "rows",
+    "tokens\na\nround",
+    "draft\nms",
+    "verify\nms",
+    "rest\nms",
+    "ms a\nround",
+    "tokens\n/s",
+    "times plain\n(range)",
+    "Apple",
+)
+CHANGE_HEAD = ("with", "rows", *SHAPE_HEAD[3:7], "times plain\n(range)")
+LEGEND = (
+    "W, L: beam width and length. Tokens a round: as Apple measured. Draft and verify: all that "
+    "these passes cost. Rest: the fixed cost and, in Apple's round, the copy of the KV cache. "
+    "Apple: times plain decoding predicted for Apple's round, its drafter in float16. Range: the "
+    "round slower or faster by its error and by what the assumptions leave open."
+)
 
 
-def prediction_report(
+@dataclass(frozen=True, slots=True)
+class PredictedTable:
+    """Predicted figures under a title that says so; a new line in ``head`` is a narrow column's."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def predicted_tables(
     target: TargetSize,
     drafter: DrafterSize,
-    constants: ChipConstants,
+    chip: Chip,
     shape: RoundShape | None = None,
-) -> str:
-    """Return what a target should do on a chip that nobody measured this program on.
+) -> tuple[PredictedTable, PredictedTable]:
+    """Return what a target should do on a chip: shape by shape, and change by change.
 
     Args:
         target: The target.
         drafter: The drafter that the shapes are predicted with.
-        constants: The chip's.
+        chip: The chip.
         shape: The shape whose changes are told one by one; by default the fastest.
     """
+    constants = constants_for(chip)
     shapes = predict_shapes(target, drafter, constants)
-    best = max(shapes, key=lambda one: one.speedup)
+    half = replace(drafter, bits=FULL_BITS)
+    apple = predict_shapes(target, half, constants, APPLE_ROUND)
+    best = fastest(shapes)
     chosen = shape or best.shape
-    drafted = f"drafter in {drafter.bits} bits"
-    parts = [
-        f"# Predicted, not measured: {best.name}\n",
-        f"Plain decoding: {1e3 / best.plain_milliseconds:.1f} tokens/s. {_fit_line(constants)}\n",
-        f"## Predicted by width and length, {drafted}\n",
-        _shape_table(shapes),
-        f"Fastest: width {best.shape.beam_width}, length {best.shape.beam_length}.\n",
-        f"## Predicted change by change, width {chosen.beam_width}, length {chosen.beam_length}\n",
-        _change_table(predict_changes(target, drafter, chosen, constants)),
-        "## Assumptions\n",
-        *(f"- {line}" for line in ASSUMPTIONS),
-    ]
-    return "\n".join(parts) + "\n"
-
-
-def _fit_line(constants: ChipConstants) -> str:
-    error = f"{100 * constants.error_fraction:.0f} %"
-    if constants.is_measured:
-        return (
-            "The cost of a round is fitted to Apple's runs on this chip "
-            f"({MEASUREMENTS_SOURCE}); it missed one that it had not seen by {error} at most."
-        )
+    which = f"{target.name} in {bits_words(target.bits)} on {chip.name}"
     return (
-        "Apple did not measure this chip: the cost of a round is the mean of those that it did "
-        f"({MEASUREMENTS_SOURCE}); of those a chip left out was missed by up to {error}."
+        PredictedTable(
+            f"Predicted: {which}, the drafter in {bits_words(drafter.bits)}; plain decoding "
+            f"{1e3 / best.plain_milliseconds:.1f} tokens/s",
+            SHAPE_HEAD,
+            tuple(_shape_row(*pair) for pair in zip(shapes, apple, strict=True)),
+        ),
+        PredictedTable(
+            f"Predicted change by change: {which}, width {chosen.beam_width}, length "
+            f"{chosen.beam_length}",
+            CHANGE_HEAD,
+            tuple(map(_change_row, predict_changes(target, drafter, chosen, constants))),
+        ),
     )
 
 
-def _shape_table(shapes: tuple[SpeedupPrediction, ...]) -> str:
-    head = ["width, length", "rows", "tokens a round", "ms a round", "tokens/s", "times plain"]
-    rows = [
-        [
-            f"{one.shape.beam_width}, {one.shape.beam_length}",
-            str(one.round.rows),
-            f"{one.tokens_per_round:.2f}",
-            f"{one.round.milliseconds:.1f}",
-            f"{one.tokens_per_second:.1f}",
-            _range(one),
-        ]
-        for one in shapes
-    ]
-    return markdown_table(head, rows)
+def fastest(shapes: tuple[SpeedupPrediction, ...]) -> SpeedupPrediction:
+    """Return the shape with the most tokens a second."""
+    return max(shapes, key=lambda one: one.speedup)
 
 
-def _change_table(changes: tuple[SpeedupPrediction, ...]) -> str:
-    head = [
-        "with",
-        "rows",
-        "ms a round",
-        "verify",
-        "draft",
-        "tiles",
-        "copy",
-        "fixed",
-        "times plain",
-    ]
-    rows = []
-    for one in changes:
-        parts = one.round.parts
-        each = (parts.verify, parts.draft, parts.tile_steps, parts.kv_copy, parts.fixed)
-        figures = [f"{value:.1f}" for value in (one.round.milliseconds, *each)]
-        rows.append([one.name, str(one.round.rows), *figures, _range(one)])
-    return markdown_table(head, rows)
+def fastest_line(target: TargetSize, drafter: DrafterSize, chip: Chip) -> str:
+    """Return the fastest shape in one line."""
+    best = fastest(predict_shapes(target, drafter, constants_for(chip)))
+    return (
+        f"Predicted in {bits_words(target.bits)}: at best {best.speedup:.2f} times plain decoding "
+        f"({best.least_speedup:.2f} to {best.most_speedup:.2f}), {best.tokens_per_second:.1f} "
+        f"tokens/s at width {best.shape.beam_width}, length {best.shape.beam_length}"
+    )
+
+
+def error_line(chip: Chip) -> str:
+    """Return how far the predictor was off on what it had not seen."""
+    if chip.name in published_chips():
+        cell, other = error_spread(leave_one_out(chip)), error_spread(leave_chip_out(chip))
+        return (
+            f"Error on {chip.name}: each of Apple's {cell.num_cells} warm cells, predicted from "
+            f"the others, was missed by {_percent(cell.median)} at the median and "
+            f"{_percent(cell.largest)} at most; predicted from the other chips and this one's "
+            f"plain step alone, by {_percent(other.median)} and {_percent(other.largest)}."
+        )
+    spreads = {name: error_spread(leave_chip_out(find_chip(name))) for name in published_chips()}
+    missed = ", ".join(
+        f"{name} by {_percent(one.median)} at the median and {_percent(one.largest)} at most"
+        for name, one in spreads.items()
+    )
+    return (
+        f"Error: Apple did not measure {chip.name}, so its constants are the means of the others. "
+        f"Predicted from the other chips and its own plain step alone, {missed}; here the plain "
+        "step is predicted, too."
+    )
+
+
+def prediction_report(
+    target: TargetSize, drafter: DrafterSize, chip: Chip, shape: RoundShape | None = None
+) -> str:
+    """Return as Markdown what a target should do on a chip.
+
+    Args:
+        target: The target.
+        drafter: The drafter that the shapes are predicted with.
+        chip: The chip.
+        shape: The shape whose changes are told one by one; by default the fastest.
+    """
+    parts = [f"# Predicted, not measured: {target.name} on {chip.name}\n"]
+    for table in predicted_tables(target, drafter, chip, shape):
+        parts += [f"## {table.title}\n", markdown_table(table.head, table.rows)]
+    return "\n".join([*parts, "## Error and assumptions\n", *notes(chip)]) + "\n"
+
+
+def notes(chip: Chip) -> tuple[str, ...]:
+    """Return what goes with every prediction: the legend, the error, the assumptions."""
+    source = f"Fitted to Apple's float16 greedy runs ({MEASUREMENTS_SOURCE})."
+    return (LEGEND, f"{source} {error_line(chip)}", *(f"- {line}" for line in ASSUMPTIONS))
+
+
+def bits_words(bits: int) -> str:
+    """Return "float16" or "4 bits"."""
+    return "float16" if bits == FULL_BITS else f"{bits} bits"
+
+
+def _shape_row(one: SpeedupPrediction, apple: SpeedupPrediction) -> tuple[str, ...]:
+    return (
+        f"{one.shape.beam_width}, {one.shape.beam_length}",
+        str(one.round.rows),
+        f"{one.tokens_per_round:.2f}",
+        *_parts(one.round.parts),
+        f"{one.tokens_per_second:.1f}",
+        _range(one),
+        f"{apple.speedup:.2f}",
+    )
+
+
+def _change_row(one: SpeedupPrediction) -> tuple[str, ...]:
+    return (one.name, str(one.round.rows), *_parts(one.round.parts), _range(one))
+
+
+def _parts(parts: RoundParts) -> tuple[str, ...]:
+    each = (
+        parts.draft + parts.draft_tile_steps,
+        parts.verify + parts.verify_tile_steps,
+        parts.kv_copy + parts.fixed,
+        parts.milliseconds,
+    )
+    return tuple(f"{value:.1f}" for value in each)
 
 
 def _range(one: SpeedupPrediction) -> str:
-    return f"{one.speedup:.2f} ({one.least_speedup:.2f} to {one.most_speedup:.2f})"
+    return f"{one.speedup:.2f} ({one.least_speedup:.2f}-{one.most_speedup:.2f})"
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"

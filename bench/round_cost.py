@@ -113,16 +113,18 @@ class RoundParts:
     """Milliseconds of a round, part by part.
 
     Attributes:
-        verify: The target's pass, but for ``tile_steps``.
-        draft: All draft steps, but for ``tile_steps``.
-        tile_steps: Steps of MLX's plain matrix kernel, where it is taken.
+        verify: The target's pass, but for its tile steps.
+        draft: All draft steps, but for their tile steps.
+        verify_tile_steps: Steps of MLX's plain matrix kernel, where the target's pass takes it.
+        draft_tile_steps: The same in the draft steps.
         kv_copy: Copying the KV cache.
         fixed: What depends on no shape.
     """
 
     verify: float
     draft: float
-    tile_steps: float
+    verify_tile_steps: float
+    draft_tile_steps: float
     kv_copy: float
     fixed: float
 
@@ -130,6 +132,11 @@ class RoundParts:
     def milliseconds(self) -> float:
         """The whole round."""
         return sum(getattr(self, field.name) for field in fields(self))
+
+    @property
+    def tile_steps(self) -> float:
+        """Steps of MLX's plain matrix kernel, wherever it is taken."""
+        return self.verify_tile_steps + self.draft_tile_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +167,8 @@ def round_parts(
     return RoundParts(
         verify=verify.streaming + pass_milliseconds(target) + kv_token * shape.context_tokens,
         draft=steps * draft_step,
-        tile_steps=verify.tile_steps + steps * draft.tile_steps,
+        verify_tile_steps=verify.tile_steps,
+        draft_tile_steps=steps * draft.tile_steps,
         kv_copy=kv_token * copied,
         fixed=program.fixed_share * constants.fixed_milliseconds if steps else 0.0,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -46,3 +47,13 @@ def _apart(place: int, text: str) -> RenderableType:
     from rich.text import Text
 
     return Padding(Text(text, overflow="fold"), (0, 0, 0, 2 if place else 0))
+
+
+def show_text(text: str) -> None:
+    """Show a paragraph, its lines broken between words; after "- " they are indented."""
+    width = shutil.get_terminal_size().columns
+    indent = "  " if text.startswith("- ") else ""
+    # A number stays on the line of its percent sign.
+    joined = render.one_line(text).replace(" %", "\xa0%")
+    for line in textwrap.wrap(joined, width, subsequent_indent=indent):
+        render.line(line.replace("\xa0", " "))
