@@ -47,11 +47,34 @@ class PredictedTable:
     rows: tuple[tuple[str, ...], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class BothRounds:
+    """The predictions for every shape: with this project's round, and with Apple's."""
+
+    ours: tuple[SpeedupPrediction, ...]
+    apples: tuple[SpeedupPrediction, ...]
+
+
+def predict_both(target: TargetSize, drafter: DrafterSize, chip: Chip) -> BothRounds:
+    """Return both rounds; Apple's has its drafter in float16."""
+    constants = constants_for(chip)
+    half = replace(drafter, bits=FULL_BITS)
+    return BothRounds(
+        predict_shapes(target, drafter, constants),
+        predict_shapes(target, half, constants, APPLE_ROUND),
+    )
+
+
+def fastest_of(
+    target: TargetSize, drafter: DrafterSize, chip: Chip
+) -> tuple[SpeedupPrediction, SpeedupPrediction]:
+    """Return the fastest shape with this project's round, and with Apple's."""
+    both = predict_both(target, drafter, chip)
+    return _fastest(both.ours), _fastest(both.apples)
+
+
 def predicted_tables(
-    target: TargetSize,
-    drafter: DrafterSize,
-    chip: Chip,
-    shape: RoundShape | None = None,
+    target: TargetSize, drafter: DrafterSize, chip: Chip, shape: RoundShape | None = None
 ) -> tuple[PredictedTable, PredictedTable]:
     """Return what a target should do on a chip: shape by shape, and change by change.
 
@@ -61,42 +84,39 @@ def predicted_tables(
         chip: The chip.
         shape: The shape whose changes are told one by one; by default the fastest.
     """
-    constants = constants_for(chip)
-    shapes = predict_shapes(target, drafter, constants)
-    half = replace(drafter, bits=FULL_BITS)
-    apple = predict_shapes(target, half, constants, APPLE_ROUND)
-    best = fastest(shapes)
+    both = predict_both(target, drafter, chip)
+    best = _fastest(both.ours)
     chosen = shape or best.shape
+    changes = predict_changes(target, drafter, chosen, constants_for(chip))
     which = f"{target.name} in {bits_words(target.bits)} on {chip.name}"
     return (
         PredictedTable(
             f"Predicted: {which}, the drafter in {bits_words(drafter.bits)}; plain decoding "
             f"{1e3 / best.plain_milliseconds:.1f} tokens/s",
             SHAPE_HEAD,
-            tuple(_shape_row(*pair) for pair in zip(shapes, apple, strict=True)),
+            tuple(map(_shape_row, both.ours, both.apples)),
         ),
         PredictedTable(
             f"Predicted change by change: {which}, width {chosen.beam_width}, length "
             f"{chosen.beam_length}",
             CHANGE_HEAD,
-            tuple(map(_change_row, predict_changes(target, drafter, chosen, constants))),
+            tuple(map(_change_row, changes)),
         ),
     )
 
 
-def fastest(shapes: tuple[SpeedupPrediction, ...]) -> SpeedupPrediction:
-    """Return the shape with the most tokens a second."""
-    return max(shapes, key=lambda one: one.speedup)
-
-
 def fastest_line(target: TargetSize, drafter: DrafterSize, chip: Chip) -> str:
     """Return the fastest shape in one line."""
-    best = fastest(predict_shapes(target, drafter, constants_for(chip)))
+    best, _ = fastest_of(target, drafter, chip)
     return (
         f"Predicted in {bits_words(target.bits)}: at best {best.speedup:.2f} times plain decoding "
         f"({best.least_speedup:.2f} to {best.most_speedup:.2f}), {best.tokens_per_second:.1f} "
         f"tokens/s at width {best.shape.beam_width}, length {best.shape.beam_length}"
     )
+
+
+def _fastest(shapes: tuple[SpeedupPrediction, ...]) -> SpeedupPrediction:
+    return max(shapes, key=lambda one: one.speedup)
 
 
 def error_line(chip: Chip) -> str:

@@ -72,6 +72,11 @@ class PublishedCell:
     is_cold: bool
 
     @property
+    def num_rows(self) -> int:
+        """Rows that Apple's round verified: no prefix was shared."""
+        return self.beam_width * self.beam_length
+
+    @property
     def tokens_per_second(self) -> float:
         """Decoding speed without prefill."""
         return 1e3 * self.tokens_per_round / self.milliseconds_per_round

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from redrafter_mlx.bench.results import BenchResults, to_json
+from redrafter_mlx.bench.results import SCHEMA_VERSION, BenchResults, to_json
 from redrafter_mlx.cli.bench_compare import show_comparison
 from redrafter_mlx.errors import CheckpointError
 from tests.bench.synthetic_results import DRAFTED, LONGER, synthetic_results
@@ -138,8 +138,11 @@ def another_version() -> str:
         ("", r"b\.json is not valid JSON"),
         ("[]", r"b\.json is not a JSON object"),
         ('{"a": 1}', r"b\.json holds no results of a bench: it has no schema_version"),
-        ('{"schema_version": 1}', r"b\.json: BenchResults has no 'configurations'"),
-        (another_version(), r"b\.json: The results have schema_version 99, this program reads 1"),
+        (
+            f'{{"schema_version": {SCHEMA_VERSION}}}',
+            r"b\.json: BenchResults has no 'configurations'",
+        ),
+        (another_version(), r"b\.json: The results have schema_version 99, this program reads"),
     ],
 )
 def test_a_file_that_is_no_results_is_refused_in_one_line(
