@@ -18,7 +18,7 @@ How faults of those measurements are met:
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -95,21 +95,6 @@ class PaperCell:
     is_swapping: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """One's own figure beside Apple's for the same chip and shape."""
-
-    beam_width: int
-    beam_length: int
-    own_tokens_per_second: float
-    published_tokens_per_second: float
-
-    @property
-    def ratio(self) -> float:
-        """One's own over Apple's."""
-        return self.own_tokens_per_second / self.published_tokens_per_second
-
-
 _TABLE_2 = {
     ("M1 Max", "vicuna-7b"): (
         (28.22, 1.32, 2.15), (27.69, 1.30, 2.38), (27.54, 1.29, 2.44), (20.16, 0.94, 2.44),
@@ -136,6 +121,11 @@ def paper_table_2(chip: str | None = None, model: str | None = None) -> tuple[Pa
         for width, figures in enumerate(row, 1)
         if wanted in (None, cell_chip) and model in (None, cell_model)
     )
+
+
+def paper_models() -> tuple[str, ...]:
+    """Return the names of the models of the paper's Table 2."""
+    return tuple(dict.fromkeys(model for _, model in _TABLE_2))
 
 
 @cache
@@ -260,24 +250,3 @@ def published_tokens_per_round(beam_width: int, beam_length: int) -> float:
             "from 1 to 4 and a length from 2 to 5."
         )
     return fmean(figures)
-
-
-def beside_published(
-    chip: str, own_tokens_per_second: Mapping[tuple[int, int], float]
-) -> tuple[Beside, ...]:
-    """Return one's own figures beside Apple's, for the shapes that both have.
-
-    Args:
-        chip: The chip that one's own figures are from.
-        own_tokens_per_second: By (beam_width, beam_length).
-    """
-    return tuple(_beside(published_cells(chip), own_tokens_per_second))
-
-
-def _beside(
-    cells: Iterable[PublishedCell], own: Mapping[tuple[int, int], float]
-) -> Iterable[Beside]:
-    for cell in cells:
-        shape = (cell.beam_width, cell.beam_length)
-        if shape in own:
-            yield Beside(*shape, own[shape], cell.tokens_per_second)

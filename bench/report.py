@@ -7,13 +7,17 @@ import io
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 
+from redrafter_mlx.bench.beside import Figures, beside_notes, beside_published
 from redrafter_mlx.bench.compare import ComparedResults
-from redrafter_mlx.bench.published import PUBLISHED_MODEL, beside_published
 from redrafter_mlx.bench.results import PHASES, PLAIN, BenchResults, Machine, Trial, WeightsRecord
 from redrafter_mlx.bench.summary import Spread, Summary, summarize
-from redrafter_mlx.errors import ConfigError
 
 _GIB = 2**30
+_BESIDE = {
+    "tokens/s": "tokens_per_second",
+    "times plain": "times_plain",
+    "tokens a round": "tokens_per_round",
+}
 
 
 def to_csv(results: BenchResults) -> str:
@@ -52,7 +56,7 @@ def report(results: BenchResults) -> str:
         "## Texts\n",
         _text_lines(results, summaries),
         *_category_part(results),
-        *_published_part(results, summaries),
+        *_published_part(results),
     ]
     return "\n".join(parts)
 
@@ -217,36 +221,27 @@ def _category_part(results: BenchResults) -> list[str]:
     return [title, markdown_table(["category", *names], rows)]
 
 
-def _published_part(results: BenchResults, summaries: Sequence[Summary]) -> list[str]:
-    """Apple's figures beside one's own, where the chip and the model are the same."""
-    if PUBLISHED_MODEL not in results.target.name.casefold():
+def _published_part(results: BenchResults) -> list[str]:
+    """One's own figures beside Apple's and the paper's, where the chip and the model are theirs."""
+    found = beside_published(results)
+    if not found:
         return []
-    shapes = {
-        one.name: (one.beam_width, one.beam_length)
-        for one in results.configurations
-        if one.beam_width is not None and one.beam_length is not None and not one.is_adaptive
-    }
-    own = {
-        shapes[one.name]: one.tokens_per_second.median for one in summaries if one.name in shapes
-    }
-    try:
-        cells = beside_published(results.machine.chip, own)
-    except ConfigError:  # a machine that is none of Apple's chips
-        return []
+    sources = ("here", "Apple", "paper")
+    head = ["decoding", *(f"{name}: {who}" for name in _BESIDE for who in sources)]
     rows = [
         [
-            f"{one.beam_width}, {one.beam_length}",
-            f"{one.own_tokens_per_second:.2f}",
-            f"{one.published_tokens_per_second:.2f}",
-            f"{one.ratio:.2f}",
+            one.name,
+            *(_figure(figures, name) for name in _BESIDE.values() for figures in one.sources),
         ]
-        for one in cells
+        for one in found
     ]
-    head = ["width, length", "here, tokens/s", "Apple, tokens/s", "ratio"]
-    note = (
-        "Apple's: arXiv:2403.09919, raw data; float16, one prompt, one or two runs, MLX of 2024.\n"
-    )
-    return ["## Beside Apple's own figures\n", markdown_table(head, rows), note] if rows else []
+    notes = "".join(f"- {_cell(note)}\n" for note in beside_notes(results))
+    return ["## Beside what Apple published\n", markdown_table(head, rows), notes]
+
+
+def _figure(figures: Figures | None, name: str) -> str:
+    value = None if figures is None else getattr(figures, name)
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _spread(value: Spread | None, digits: int = 3) -> str:

@@ -5,7 +5,6 @@ import pytest
 from redrafter_mlx.bench import published
 from redrafter_mlx.bench.chips import CHIPS, find_chip
 from redrafter_mlx.bench.published import (
-    beside_published,
     paper_table_2,
     published_cells,
     published_chips,
@@ -103,7 +102,6 @@ def test_plain_decoding_is_a_token_of_the_199_that_were_timed():
 
 def test_a_chip_that_was_not_measured_has_no_cells():
     assert published_cells("M4 Pro") == ()
-    assert beside_published("M4 Pro", {(1, 4): 50.0}) == ()
 
 
 def test_table_2_is_as_printed():
@@ -122,14 +120,9 @@ def test_tokens_per_round_is_the_mean_over_the_chips():
         published_tokens_per_round(5, 4)
 
 
-def test_own_figures_stand_beside_those_of_the_same_shape():
-    (one,) = beside_published("M2 Ultra", {(3, 4): 90.0, (8, 4): 95.0})
-    assert (one.beam_width, one.beam_length) == (3, 4)
-    assert one.published_tokens_per_second == pytest.approx(60.40, abs=0.005)
-    assert one.ratio == pytest.approx(90.0 / one.published_tokens_per_second)
-
-
-@pytest.mark.parametrize("name", ["M2 Ultra", "Apple M2 Ultra", "m2-ultra", " apple  m2_ULTRA "])
+@pytest.mark.parametrize(
+    "name", ["M2 Ultra", "Apple M2 Ultra", "m2-ultra", " apple  m2_ULTRA ", "m2ultra"]
+)
 def test_a_chip_is_found_by_any_of_its_spellings(name):
     assert find_chip(name).name == "M2 Ultra"
 
