@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+import mlx.core as mx
+
 from redrafter_mlx.config import DrafterConfig
 from redrafter_mlx.convert.drafter_file import check_draft_vocab, check_entries
 from redrafter_mlx.convert.names import DRAFT_VOCAB
@@ -44,6 +46,7 @@ def load_drafter(folder: Path, target: Decoder, dtype: str = "auto") -> Drafter:
     fill(network, tensors, settings, what="drafter")
     check_draft_vocab(tensors.get(DRAFT_VOCAB), config, folder)
     network.set_dtype(target.model.norm.weight.dtype)
+    mx.eval(network.parameters())  # else the first draft would pay for the cast
     return Drafter(network, target)
 
 
