@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from redrafter_mlx.cli import render
+from redrafter_mlx.cli.bench_beside import show_beside
 
 if TYPE_CHECKING:
     from redrafter_mlx.bench.results import BenchResults
@@ -37,6 +38,7 @@ def show_results(results: BenchResults) -> None:
         _show_line(line)
     for note in results.notes:
         _show_line(note)
+    show_beside(results)
 
 
 def _show_line(text: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from redrafter_mlx.cli.bench_beside import show_beside
+from redrafter_mlx.cli.bench_tables import show_results
 from tests.bench.synthetic_results import synthetic_results
 
 
@@ -33,3 +34,10 @@ def test_a_machine_that_nobody_published_shows_nothing(
     results = synthetic_results()
     show_beside(replace(results, machine=replace(results.machine, chip="AMD EPYC")))
     assert capsys.readouterr().out == ""
+
+
+def test_they_stand_below_the_tables_of_a_bench(capsys: pytest.CaptureFixture[str]) -> None:
+    show_results(synthetic_results())
+    tables, _, beside = capsys.readouterr().out.partition("paper\n")
+    assert "tokens/s" in tables
+    assert beside.startswith("plain ")
