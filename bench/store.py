@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -12,6 +13,7 @@ from redrafter_mlx.bench.report import report, to_csv
 from redrafter_mlx.bench.results import BenchResults, PhaseTimes, Trial, from_json, to_json
 from redrafter_mlx.errors import CheckpointError
 from redrafter_mlx.file_errors import refusing, unwritable
+from redrafter_mlx.weights import read_json
 
 RESULTS, CSV, REPORT = "results.json", "results.csv", "report.md"
 
@@ -70,13 +72,15 @@ def read_results(path: Path) -> BenchResults:
         CheckpointError: There are none, or they are of another version.
     """
     file = path / RESULTS if path.is_dir() else path
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    values = read_json(file)
+    if "schema_version" not in values:
         raise CheckpointError(
-            f"{file} cannot be read ({error}); give a results.json or its folder."
-        ) from error
-    return from_json(text)
+            f"{file} holds no results of a bench: it has no schema_version; give a {RESULTS}."
+        )
+    try:
+        return from_json(json.dumps(values))
+    except CheckpointError as error:
+        raise CheckpointError(f"{file}: {error}") from error
 
 
 def resumed(begun: BenchResults, folder: Path) -> BenchResults:

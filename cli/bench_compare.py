@@ -31,7 +31,7 @@ def show_comparison(first: Path, second: Path) -> None:
         CheckpointError: A file is missing, holds no results, or those of another version.
     """
     from redrafter_mlx.bench.compare import compare
-    from redrafter_mlx.bench.results_file import read_results
+    from redrafter_mlx.bench.store import read_results
 
     results = {"A": read_results(first), "B": read_results(second)}
     for (name, found), path in zip(results.items(), (first, second), strict=True):

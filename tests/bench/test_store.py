@@ -132,7 +132,7 @@ def test_results_of_another_version_are_refused(folder):
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(CheckpointError, match=r"give a results\.json or its folder"):
+    with pytest.raises(CheckpointError, match=r"none\.json cannot be read"):
         read_results(tmp_path / "none.json")
 
 
