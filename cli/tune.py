@@ -32,13 +32,15 @@ def tune(model_options: ModelOptions, options: TuneOptions, program: ProgramOpti
     from redrafter_mlx.decoding.profile import save_profile
     from redrafter_mlx.decoding.tuning import MAX_STEPS, step_seconds
     from redrafter_mlx.decoding.tuning import tune as measure_and_choose
-    from redrafter_mlx.loading.known import profile_folder
+    from redrafter_mlx.loading.known import profile_folder, require_writable_cache
 
     model = model_options.load()
     if model.drafter is None:
         raise ConfigError(
             f"{model.name} has no drafter, so there is no shape to choose; name one by --drafter."
         )
+    if not options.dry_run:
+        require_writable_cache(profile_folder())
     seconds = MAX_STEPS * step_seconds(model)
     render.note(f"Measuring takes up to {seconds:.0f} s; leave the machine alone meanwhile.")
     with progress.share_bar("Measuring") as show:

@@ -32,6 +32,7 @@ FLOORS = (
         "decoding.pace",
         "decoding.planner",
         "decoding.anatomy",
+        "decoding.time_limit",
         "models.kv_cache",
     ),
     ("convert", "models"),

@@ -11,18 +11,22 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.config import MAX_ROWS, BeamShape
-from redrafter_mlx.decoding.beam import draft
 from redrafter_mlx.decoding.pace import RoundCosts
 from redrafter_mlx.decoding.prefill import prefill
 from redrafter_mlx.decoding.round import Engine, Tip
+from redrafter_mlx.decoding.time_limit import TimeLimit
 from redrafter_mlx.decoding.tree import DraftTree
 from redrafter_mlx.models.kv_cache import KVCache
 
 WIDEST = BeamShape(beam_width=4, beam_length=5)
-ROWS = (*range(1, 17), 20, 24, 28, 32)
+# From coarse to fine, so that what the time does not allow lies between what was measured.
+ROWS = (1, 2, 4, 8, 16, 32, 24, 12, 6, 3, 10, 14, 5, 7, 9, 11, 13, 15, 20, 28)
 FAR_ROWS = (1, 2, 4, 8, 16)  # measured again at FAR_CONTEXT
 FAR_CONTEXT = 2048
 NUM_PLAIN_STEPS = 80
+# What each part may take of the time that the parts before it leave.
+_TEXTS_SHARE, _VERIFY_SHARE, _FAR_SHARE, _DRAFTS_SHARE = 0.5, 0.6, 0.3, 0.3
+_NUM_TRIALS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +46,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """What a machine takes for the parts of a round.
+    """What a machine takes for the parts of a round, as far as there was time to measure it.
 
     Attributes:
         step_seconds: A plain step.
+        prompt_seconds: A token of a prompt.
         verify_seconds: A pass, by rows, at a short context.
         far_verify_seconds: The same at ``FAR_CONTEXT`` tokens.
         draft_seconds: A draft, by (beam_width, beam_length).
@@ -53,6 +58,7 @@ class Measurements:
     """
 
     step_seconds: float
+    prompt_seconds: float
     verify_seconds: dict[int, float]
     far_verify_seconds: dict[int, float]
     draft_seconds: dict[tuple[int, int], float]
@@ -82,67 +88,111 @@ def shapes_to_try() -> Iterator[BeamShape]:
 
 
 def measure(
-    engine: Engine, prompts: Sequence[Sequence[int]], on_progress: Callable[[float], None]
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    limit: TimeLimit,
+    on_progress: Callable[[float], None],
 ) -> Measurements:
-    """Measure the parts of a round, in less than ``MAX_STEPS`` plain steps.
+    """Measure the parts of a round.
 
     Args:
         engine: A model with a drafter; its cache is not used.
         prompts: Token ids; an answer to each is begun.
+        limit: Where it is over, what has been measured by then must do.
         on_progress: Gets the share that is done, from 0 to 1.
     """
-    texts, seconds = [], []
-    num_steps = NUM_PLAIN_STEPS // len(prompts)
-    for place, prompt in enumerate(prompts):
-        engine = replace(engine, kv_cache=engine.target.make_kv_cache())
-        written = _write(engine, prompt, num_steps)
-        seconds += written.seconds
-        texts.append(tuple(_samples(engine, written)))
-        on_progress(0.5 * (place + 1) / len(prompts))
-    verify = _verify_seconds(engine, ROWS)
+    written = _write_all(
+        engine, prompts, limit.share(_TEXTS_SHARE), lambda done: on_progress(0.5 * done)
+    )
+    step = float(np.median([step for text in written for step in text.step_seconds]))
+    on_progress(0.5)
+    engine = replace(engine, kv_cache=written[-1].kv_cache)
+    verify = _verify_seconds(engine, ROWS, limit.share(_VERIFY_SHARE), {1: step}, at_least=2)
     on_progress(0.8)
     _lengthen(engine.kv_cache, min(FAR_CONTEXT, engine.target.config.max_positions - MAX_ROWS))
-    far = _verify_seconds(engine, FAR_ROWS)
+    far = _verify_seconds(engine, FAR_ROWS, limit.share(_FAR_SHARE), verify)
     on_progress(0.9)
-    drafts = {
-        (shape.beam_width, shape.beam_length): _draft_seconds(engine, written.tips[-1], shape)
-        for shape in shapes_to_try()
-    }
+    drafts = _draft_seconds(engine, written[-1].tip, limit.share(_DRAFTS_SHARE))
     on_progress(1.0)
-    return Measurements(float(np.median(seconds)), verify, far, drafts, tuple(texts))
+    return Measurements(
+        step_seconds=step,
+        prompt_seconds=max(text.prompt_seconds for text in written),
+        verify_seconds=verify,
+        far_verify_seconds=far,
+        draft_seconds=drafts,
+        texts=tuple(tuple(_samples(text)) for text in written),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Written:
-    """A text that the model wrote: its tokens, the tip at each, and the time of each step."""
+    """A text that the model wrote.
 
-    tokens: list[int]
-    tips: list[Tip]
-    seconds: list[float]
+    Attributes:
+        trees: The widest draft at each of its tokens, which is the draft's root.
+        tip: Behind the last of them.
+        kv_cache: Holds prompt and text.
+        prompt_seconds: A token of the prompt.
+        step_seconds: Each step.
+    """
+
+    trees: list[DraftTree]
+    tip: Tip
+    kv_cache: KVCache
+    prompt_seconds: float
+    step_seconds: list[float]
 
 
-def _write(engine: Engine, prompt: Sequence[int], num_steps: int) -> _Written:
+def _write_all(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    limit: TimeLimit,
+    on_progress: Callable[[float], None],
+) -> list[_Written]:
+    """Begin an answer to each prompt; one at least, and no further one without the time for it."""
+    written: list[_Written] = []
+    longest = 0.0
+    for place, prompt in enumerate(prompts):
+        if not limit.allows(longest):
+            break
+        started = time.perf_counter()
+        engine = replace(engine, kv_cache=engine.target.make_kv_cache())
+        num_steps = NUM_PLAIN_STEPS // len(prompts)
+        written.append(_write(engine, prompt, num_steps, limit.share(1 / (len(prompts) - place))))
+        longest = max(longest, time.perf_counter() - started)
+        on_progress((place + 1) / len(prompts))
+    return written
+
+
+def _write(engine: Engine, prompt: Sequence[int], num_steps: int, limit: TimeLimit) -> _Written:
+    """Write a text, long enough for one sample at least."""
+    started = time.perf_counter()
     hidden = prefill(engine.target, engine.kv_cache, prompt)
     assert hidden is not None
     tip = engine.tip(hidden)
-    tips, tokens, seconds = [tip], [], []
     mx.eval(tip.next_token)
-    for _ in range(num_steps):
-        started = time.perf_counter()
+    times = [time.perf_counter()]
+    trees: list[DraftTree] = []
+    seconds: list[float] = []
+    while len(trees) < num_steps:
+        if len(trees) >= WIDEST.beam_length and not limit.allows(times[-1] - times[-2]):
+            break
+        trees.append(engine.read_tip(tip, WIDEST).tree)
+        step_started = time.perf_counter()
         tip = engine.step(tip)
-        tokens.append(int(np.array(tips[-1].next_token)[0]))
         mx.eval(tip.hidden, tip.next_token)
-        seconds.append(time.perf_counter() - started)
-        tips.append(tip)
-    tokens.append(int(np.array(tip.next_token)[0]))
-    return _Written(tokens, tips, seconds)
+        times.append(time.perf_counter())
+        seconds.append(times[-1] - step_started)
+    return _Written(trees, tip, engine.kv_cache, (times[0] - started) / len(prompt), seconds)
 
 
-def _samples(engine: Engine, written: _Written) -> Iterator[Sample]:
-    """Yield the widest draft at each token that the text goes on far enough behind."""
-    for place in range(len(written.tokens) - WIDEST.num_draft_steps):
-        tree = engine.read_tip(written.tips[place], WIDEST).tree
-        following = written.tokens[place + 1 : place + 1 + WIDEST.num_draft_steps]
+def _samples(written: _Written) -> Iterator[Sample]:
+    """Yield the draft at each token that the text goes on far enough behind."""
+    text = [int(tree.tokens[0]) for tree in written.trees]
+    text += np.array(written.tip.next_token).tolist()
+    for place in range(len(text) - WIDEST.num_draft_steps):
+        tree = written.trees[place]
+        following = text[place + 1 : place + 1 + WIDEST.num_draft_steps]
         accepted = [True]
         for row in range(1, tree.num_rows):
             depth, parent = int(tree.depths[row]), int(tree.parents[row])
@@ -160,9 +210,34 @@ def _ranks(tree: DraftTree) -> tuple[int, ...]:
     return tuple(ranks)
 
 
-def _verify_seconds(engine: Engine, counts: Sequence[int]) -> dict[int, float]:
-    """Return the time of a pass by rows, the better of two."""
-    return {rows: min(_timed(partial(_verify, engine, rows)) for _ in range(2)) for rows in counts}
+def _verify_seconds(
+    engine: Engine,
+    counts: Sequence[int],
+    limit: TimeLimit,
+    known: dict[int, float],
+    at_least: int = 0,
+) -> dict[int, float]:
+    """Return the time of a pass by rows, the better of two.
+
+    Args:
+        engine: Its cache is the context.
+        counts: Rows, the most telling first.
+        limit: What would not end within it is left out.
+        known: About the time of some passes.
+        at_least: How many are measured at all events.
+    """
+    found: dict[int, float] = {}
+    for place, rows in enumerate(counts):
+        if place < at_least or limit.allows(_NUM_TRIALS * _expected(known | found, rows)):
+            found[rows] = _best(partial(_verify, engine, rows))
+    return dict(sorted(found.items()))
+
+
+def _expected(known: dict[int, float], rows: int) -> float:
+    """Return what a pass takes, at most as much a row as the largest known one."""
+    counts = sorted(known)
+    within = float(np.interp(rows, counts, [known[count] for count in counts]))
+    return within * max(1.0, rows / counts[-1])
 
 
 def _verify(engine: Engine, rows: int) -> mx.array:
@@ -174,15 +249,27 @@ def _verify(engine: Engine, rows: int) -> mx.array:
     return engine.target.logits(hidden)
 
 
-def _draft_seconds(engine: Engine, tip: Tip, shape: BeamShape) -> float:
-    assert engine.drafter is not None
-    drafter = engine.drafter
+def _draft_seconds(engine: Engine, tip: Tip, limit: TimeLimit) -> dict[tuple[int, int], float]:
+    """Return the time of a draft by width and length, the narrow ones first."""
+    found: dict[tuple[int, int], float] = {}
+    for shape in shapes_to_try():
+        # A shape twice as long or wide as any before takes at most about twice the time.
+        if found and not limit.allows((_NUM_TRIALS + 1) * 2 * max(found.values())):
+            break
+        build = partial(_draft, engine, tip, shape)
+        mx.eval(build())
+        found[shape.beam_width, shape.beam_length] = _best(build)
+    return found
 
-    def once() -> mx.array:
-        return draft(drafter, tip.hidden, tip.next_token, shape).log_probs
 
-    mx.eval(once())
-    return min(_timed(once) for _ in range(2))
+def _draft(engine: Engine, tip: Tip, shape: BeamShape) -> mx.array:
+    drafted = engine.draft(tip, shape)
+    assert drafted is not None
+    return drafted.log_probs
+
+
+def _best(build: Callable[[], mx.array]) -> float:
+    return min(_timed(build) for _ in range(_NUM_TRIALS))
 
 
 def _timed(build: Callable[[], mx.array]) -> float:

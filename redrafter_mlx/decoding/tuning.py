@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, starmap
 
 import numpy as np
 
 from redrafter_mlx.config import PLAIN_BEAM_SHAPE, BeamShape, GenerationConfig
 from redrafter_mlx.decoding.decode import decode
-from redrafter_mlx.decoding.measuring import (
-    WIDEST,
-    Measurements,
-    Sample,
-    measure,
-    shapes_to_try,
-)
+from redrafter_mlx.decoding.measuring import WIDEST, Measurements, Sample, measure
 from redrafter_mlx.decoding.profile import Profile, profile_key
 from redrafter_mlx.decoding.round import Engine
 from redrafter_mlx.decoding.stats import DecodeStats
+from redrafter_mlx.decoding.time_limit import TimeLimit
 from redrafter_mlx.generation import chat_prompt
 from redrafter_mlx.loading.model import LoadedModel
+from redrafter_mlx.models.kv_cache import KVCache
 from redrafter_mlx.prompts import tune_prompts
 
 MAX_STEPS = 300  # what tuning may take, in plain steps
-_NUM_TEXTS = 4
 _NUM_MEASURED = 3
 _NUM_TOKENS = 24
+_FIXED = GenerationConfig(ignore_eos=True, use_lookup=False, is_adaptive=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +43,11 @@ class Candidate:
     predicted_per_second: float
     measured_per_second: float | None = None
 
+    @property
+    def round_seconds(self) -> float:
+        """What a round is expected to take."""
+        return self.tokens_per_round / self.predicted_per_second
+
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
@@ -64,8 +65,11 @@ class Tuned:
 def step_seconds(model: LoadedModel) -> float:
     """Return what a plain step takes, from a few."""
     stats = DecodeStats()
-    _run(model, chat_prompt(model, tune_prompts()[0].text), PLAIN_BEAM_SHAPE, 8, stats)
-    return stats.decode_seconds / (stats.emitted_tokens - 1)
+    config = replace(_FIXED, max_tokens=8, beam=PLAIN_BEAM_SHAPE)
+    prompt = chat_prompt(model, tune_prompts()[0].text)
+    for _ in decode(model, model.target.make_kv_cache(), prompt, config, stats):
+        pass
+    return stats.decode_seconds / max(stats.num_rounds, 1)
 
 
 def tune(model: LoadedModel, seconds: float, on_progress: Callable[[float], None]) -> Tuned:
@@ -73,35 +77,29 @@ def tune(model: LoadedModel, seconds: float, on_progress: Callable[[float], None
 
     Args:
         model: With a drafter.
-        seconds: Time that may be spent.
+        seconds: Time that may be spent; what has been measured by then must do.
         on_progress: Gets the share that is done, from 0 to 1.
     """
-    deadline = time.perf_counter() + seconds
+    limit = TimeLimit(seconds)
     prompts = [chat_prompt(model, prompt.text) for prompt in tune_prompts()]
-    engine = Engine(
-        model.target, model.drafter, model.target.make_kv_cache(), GenerationConfig().sampling
-    )
-    measured = measure(
-        engine,
-        prompts[:: len(prompts) // _NUM_TEXTS][:_NUM_TEXTS],
-        lambda done: on_progress(0.8 * done),
-    )
+    engine = Engine(model.target, model.drafter, model.target.make_kv_cache(), _FIXED.sampling)
+    measured = measure(engine, prompts[::3], limit, lambda done: on_progress(0.8 * done))
     candidates = rank(measured)
-    tried: list[Candidate] = []
-    for candidate in candidates[:_NUM_MEASURED]:
-        if time.perf_counter() < deadline:
-            candidate = _measured(model, prompts[1::5], candidate)
-        tried.append(candidate)
-    on_progress(1.0)
-    candidates = [*_best_first(tried), *candidates[_NUM_MEASURED:]]
+    trial = _Trial(model, prompts[1::3], measured.prompt_seconds)
+    for place in range(min(_NUM_MEASURED, len(candidates))):
+        rest = _NUM_MEASURED - place
+        candidates[place] = trial.run(candidates[place], limit.share(1 / rest))
+        on_progress(1.0 - 0.2 * (rest - 1) / _NUM_MEASURED)
     return Tuned(tuple(candidates), _profile(model, measured, candidates[0]))
 
 
 def rank(measured: Measurements) -> list[Candidate]:
-    """Return every shape and row budget worth trying, plain decoding among them, best first."""
-    plain = Candidate(PLAIN_BEAM_SHAPE, 1.0, 1.0 / measured.step_seconds)
-    best = [plain]
-    for shape in shapes_to_try():
+    """Return each shape that was measured with its best row budget, and plain decoding.
+
+    The best comes first by what is predicted; the runs that then check it are short.
+    """
+    best = [Candidate(PLAIN_BEAM_SHAPE, 1.0, 1.0 / measured.step_seconds)]
+    for shape in starmap(BeamShape, measured.draft_seconds):
         full = 1 + shape.beam_width * shape.num_draft_steps
         budgets = (
             _candidate(measured, replace(shape, max_rows=rows)) for rows in range(2, full + 1)
@@ -140,14 +138,6 @@ def acceptance_by_log_prob(
     return tuple(bins)
 
 
-def _best_first(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Order by what was measured where all were, else by what is predicted."""
-    if any(candidate.measured_per_second is None for candidate in candidates):
-        return list(candidates)
-    # The prediction averages over far more text than the short run that was timed.
-    return sorted(candidates, key=lambda found: -found.predicted_per_second)
-
-
 def _profile(model: LoadedModel, measured: Measurements, best: Candidate) -> Profile:
     assert model.drafter is not None
     return Profile(
@@ -160,26 +150,40 @@ def _profile(model: LoadedModel, measured: Measurements, best: Candidate) -> Pro
     )
 
 
-def _measured(
-    model: LoadedModel, prompts: Sequence[Sequence[int]], candidate: Candidate
-) -> Candidate:
-    stats = [DecodeStats() for _ in prompts]
-    for prompt, one in zip(prompts, stats, strict=True):
-        _run(model, prompt, candidate.shape, _NUM_TOKENS, one)
-    num_tokens = sum(one.emitted_tokens - 1 for one in stats)
-    return replace(
-        candidate, measured_per_second=num_tokens / sum(one.decode_seconds for one in stats)
-    )
+class _Trial:
+    """Decodes with one shape after the other, on prompts that are read once."""
 
+    def __init__(
+        self, model: LoadedModel, prompts: Sequence[Sequence[int]], prompt_seconds: float
+    ) -> None:
+        """Begin without anything read; a token of a prompt takes ``prompt_seconds``."""
+        self._model = model
+        self._texts = [(prompt, model.target.make_kv_cache()) for prompt in prompts]
+        self._prompt_seconds = prompt_seconds
 
-def _run(
-    model: LoadedModel, prompt: Sequence[int], shape: BeamShape, max_tokens: int, stats: DecodeStats
-) -> None:
-    config = GenerationConfig(
-        max_tokens=max_tokens, beam=shape, ignore_eos=True, use_lookup=False, is_adaptive=False
-    )
-    for _ in decode(model, model.target.make_kv_cache(), prompt, config, stats):
-        pass
+    def run(self, candidate: Candidate, limit: TimeLimit) -> Candidate:
+        """Return the candidate with the tokens per second that it gave, if there was time."""
+        stats = []
+        for prompt, kv_cache in self._texts:
+            reading = self._prompt_seconds * (len(prompt) - kv_cache.offset)
+            if not limit.allows(reading + candidate.round_seconds):
+                break
+            stats.append(self._decode(candidate, prompt, kv_cache, limit))
+        num_tokens = sum(one.emitted_tokens - 1 for one in stats)
+        seconds = sum(one.decode_seconds for one in stats)
+        return replace(candidate, measured_per_second=num_tokens / seconds if seconds else None)
+
+    def _decode(
+        self, candidate: Candidate, prompt: Sequence[int], kv_cache: KVCache, limit: TimeLimit
+    ) -> DecodeStats:
+        config = replace(_FIXED, max_tokens=_NUM_TOKENS, beam=candidate.shape)
+        stats = DecodeStats()
+        with closing(decode(self._model, kv_cache, prompt, config, stats)) as decoded:
+            for _ in decoded:
+                mean = stats.decode_seconds / max(stats.num_rounds, 1)
+                if not limit.allows(max(mean, candidate.round_seconds)):
+                    break
+        return stats
 
 
 def _candidate(measured: Measurements, shape: BeamShape) -> Candidate:

@@ -56,6 +56,17 @@ def test_a_dry_run_keeps_nothing(run: Run, model: LoadedModel) -> None:
     assert not profile_folder().exists()
 
 
+def test_a_cache_that_cannot_be_written_is_told_before_anything_is_measured(
+    run: Run, model: LoadedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(tuning, "step_seconds", lambda _: pytest.fail("measured in vain"))
+    result = run("tune")
+    assert result.exit_code == 1
+    assert "is a file; set REDRAFTER_CACHE" in result.stderr
+
+
 def test_a_model_without_a_drafter_has_nothing_to_tune(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,10 @@ from redrafter_mlx.config import BeamShape, SamplingConfig
 from redrafter_mlx.decoding import measuring, tuning
 from redrafter_mlx.decoding.measuring import Measurements, Sample, measure, shapes_to_try
 from redrafter_mlx.decoding.round import Engine
+from redrafter_mlx.decoding.time_limit import TimeLimit
 from redrafter_mlx.decoding.tree import DraftTree
+from redrafter_mlx.models.decoder import Decoder
+from redrafter_mlx.models.drafter import Drafter
 from tests.toy import Oracle, toy_drafter, toy_model, toy_target
 
 PROMPTS = [[7, 3, 9, 1, 22], [4, 4, 8]]
@@ -33,7 +36,7 @@ def measured(texts: list[list[Sample]], per_row: float = 0.1) -> Measurements:
         (shape.beam_width, shape.beam_length): 0.002 * shape.num_draft_steps
         for shape in shapes_to_try()
     }
-    return Measurements(0.1, rows, rows, drafts, tuple(map(tuple, texts)))
+    return Measurements(0.1, 0.01, rows, rows, drafts, tuple(map(tuple, texts)))
 
 
 def test_a_draft_that_is_always_right_is_followed_as_far_as_the_shape_goes() -> None:
@@ -89,7 +92,7 @@ def test_samples_say_how_the_models_own_text_goes_on(monkeypatch: pytest.MonkeyP
     oracle: Any = Oracle(target, PROMPTS[0], tokens[len(PROMPTS[0]) :])
     engine = Engine(target, oracle, target.make_kv_cache(), SamplingConfig())
     shares: list[float] = []
-    found = measure(engine, PROMPTS[:1], shares.append)
+    found = measure(engine, PROMPTS[:1], TimeLimit(60.0), shares.append)
     assert shares == sorted(shares) and shares[-1] == 1.0
     [text] = found.texts
     assert len(text) == 12 + 1 - 4
@@ -97,12 +100,86 @@ def test_samples_say_how_the_models_own_text_goes_on(monkeypatch: pytest.MonkeyP
         right = [d for d, ok in zip(sample.tree.depths, sample.accepted, strict=True) if ok]
         assert sorted(right) == [0, 1, 2, 3, 4]
     assert set(found.draft_seconds) == {(w, n) for w in range(1, 5) for n in range(2, 6)}
-    assert set(found.verify_seconds) == set(measuring.ROWS)
+    assert set(found.verify_seconds) == {*range(1, 17), 20, 24, 28, 32}
+    assert set(found.far_verify_seconds) == {1, 2, 4, 8, 16}
+
+
+STEP = 0.1
+
+
+class FakeClock:
+    """Goes on by what a pass or a draft step costs, and by nothing else."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, per_row: float) -> None:
+        self.now = 0.0
+        self.pass_seconds = [STEP * (1 + per_row * rows) for rows in range(128)]
+        self.draft_seconds = 0.005
+        run_pass, run_step = Decoder.__call__, Drafter.step
+
+        def timed_pass(target, tokens, *rest):
+            self.now += self.pass_seconds[tokens.shape[0] - 1]
+            return run_pass(target, tokens, *rest)
+
+        def timed_step(*arguments):
+            self.now += self.draft_seconds
+            return run_step(*arguments)
+
+        monkeypatch.setattr(Decoder, "__call__", timed_pass)
+        monkeypatch.setattr(Drafter, "step", timed_step)
+        monkeypatch.setattr("time.perf_counter", lambda: self.now)
+
+    def slow_down(self, times: float) -> None:
+        self.pass_seconds = [times * seconds for seconds in self.pass_seconds]
+        self.draft_seconds *= times
+
+
+def tune_in_300_steps(monkeypatch: pytest.MonkeyPatch) -> tuning.Tuned:
+    monkeypatch.setattr(measuring, "FAR_CONTEXT", 64)
+    monkeypatch.setattr(
+        tuning, "chat_prompt", lambda model, text: [ord(letter) % 50 for letter in text[:70]]
+    )
+    target = toy_target(num_layers=1)
+    model = toy_model(target, toy_drafter(target))
+    return tuning.tune(model, tuning.MAX_STEPS * STEP, lambda share: None)
+
+
+@pytest.mark.parametrize("per_row", [0.02, 0.09, 1.0])
+def test_tuning_takes_no_longer_than_it_announces(
+    monkeypatch: pytest.MonkeyPatch, per_row: float
+) -> None:
+    """Law: whatever a row costs, all passes and drafts together take 300 plain steps at most."""
+    clock = FakeClock(monkeypatch, per_row)
+    tuned = tune_in_300_steps(monkeypatch)
+    assert 100 * STEP < clock.now <= 300 * STEP
+    if per_row < 0.1:
+        assert [bool(found.measured_per_second) for found in tuned.candidates[:4]] == [1, 1, 1, 0]
+        assert len(tuned.candidates) == 17
+
+
+@pytest.mark.parametrize("at_share", [0.0, 0.2, 0.5])
+def test_a_machine_that_turns_slow_ends_the_measurement_and_not_the_result(
+    monkeypatch: pytest.MonkeyPatch, at_share: float
+) -> None:
+    """Law: ten times slower from some moment on, it ends within what must be measured at all."""
+    clock = FakeClock(monkeypatch, 0.09)
+    run = tuning.TimeLimit.allows
+
+    def allows(limit, seconds):
+        if clock.now >= at_share * 300 * STEP and clock.draft_seconds == 0.005:
+            clock.slow_down(10.0)
+        return run(limit, seconds)
+
+    monkeypatch.setattr(tuning.TimeLimit, "allows", allows)
+    tuned = tune_in_300_steps(monkeypatch)
+    assert clock.draft_seconds == 0.05
+    assert clock.now <= 1.3 * 300 * STEP
+    assert tuned.profile.shape == tuned.candidates[0].shape
 
 
 def test_tuning_ends_with_a_profile_for_the_best_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "NUM_PLAIN_STEPS", 24)
     monkeypatch.setattr(measuring, "FAR_CONTEXT", 64)
+    monkeypatch.setattr(tuning, "_NUM_TOKENS", 4)
     monkeypatch.setattr(tuning, "chat_prompt", lambda model, text: [7, 3, len(text) % 40])
     target = toy_target()
     model = toy_model(target, toy_drafter(target))
