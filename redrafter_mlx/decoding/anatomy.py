@@ -32,6 +32,10 @@ class Stopwatch:
         self._stats.record_part(part, now - self._last)
         self._last = now
 
+    def skip(self) -> None:
+        """Leave out what has passed since the last part ended."""
+        self._last = time.perf_counter()
+
     def stop(self) -> None:
         """End the round."""
         if self._is_running:

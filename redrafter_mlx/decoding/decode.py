@@ -6,6 +6,7 @@ import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
+import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.config import GenerationConfig
@@ -23,6 +24,8 @@ from redrafter_mlx.models.decoder import Decoder
 from redrafter_mlx.models.kv_cache import KVCache
 
 _MAX_WAIT = 0.8  # of a round, beyond which its time says nothing of the device
+# A text that grows needs ever larger buffers, and MLX would keep all the smaller ones.
+_TOKENS_BETWEEN_CLEARINGS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,8 @@ def decode(
                 for place, token in enumerate(run.tokens):
                     num_emitted += 1
                     stats.record_token(place + 1, run.source(place))
+                    if num_emitted % _TOKENS_BETWEEN_CLEARINGS == 0:
+                        mx.clear_cache()
                     yield token
         finally:
             # The first token is prefill's, and the last one is never in the cache.
@@ -173,6 +178,7 @@ def _runs(
         given_at = time.perf_counter()
         yield run
         wait = time.perf_counter() - given_at
+        watch.skip()
         outcome = flight.land()
         watch.stop()
         state.tip = flight.tip

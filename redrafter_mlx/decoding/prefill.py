@@ -37,6 +37,7 @@ def prefill(
     for start in range(0, len(prompt), step):
         if start > 0:
             mx.eval(kv_cache.arrays)
+            mx.clear_cache()  # the next chunk needs larger buffers
             if on_prefill is not None and on_prefill(start, len(prompt)) is False:
                 return None
         chunk = tokens[start : start + step]

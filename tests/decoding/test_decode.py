@@ -3,6 +3,7 @@
 import itertools
 import math
 import threading
+import time
 
 import mlx.core as mx
 import numpy as np
@@ -14,6 +15,7 @@ from redrafter_mlx.decoding.decode import decode
 from redrafter_mlx.decoding.prefill import prefill_step
 from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.errors import PromptError
+from redrafter_mlx.models.drafter import DraftStep
 from tests.toy import Oracle, toy_drafter, toy_model, toy_target
 
 PROMPT = [7, 3, 9, 1, 22]
@@ -278,6 +280,43 @@ def test_timing_the_parts_changes_nothing_else(shape):
     assert stats.num_timed_rounds == math.ceil(stats.num_rounds / 3)
     assert set(stats.part_milliseconds) == {"draft", "verify", "accept", "commit", "host"}
     assert all(value > 0 for value in stats.part_milliseconds.values())
+
+
+def test_a_reader_has_no_part_in_the_time_of_a_round(monkeypatch):
+    real_clock, skew = time.perf_counter, 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: real_clock() + skew)
+    target = toy_target()
+    model, stats = toy_model(target, toy_drafter(target)), DecodeStats()
+    config = GenerationConfig(max_tokens=6, timed_every=1, **FIXED)
+    for _ in decode(model, target.make_kv_cache(), PROMPT, config, stats):
+        skew += 1000.0
+    assert stats.num_timed_rounds > 2
+    assert sum(stats.part_milliseconds.values()) < 1e5
+
+
+class Overflowing(Oracle):
+    """A drafter whose scores are no numbers."""
+
+    def step(self, *arguments):
+        step = super().step(*arguments)
+        return DraftStep(step.state, step.logits * mx.nan)
+
+
+def test_a_drafter_that_overflows_changes_nothing():
+    target = toy_target()
+    expected = answer(toy_model(target), max_tokens=60)
+    model = toy_model(target, Overflowing(target, PROMPT, expected))
+    assert answer(model, max_tokens=60, is_adaptive=True) == expected
+    assert answer(model, beam=BeamShape(3, 4), max_tokens=60) == expected
+
+
+def test_memory_that_is_free_goes_back_now_and_then(monkeypatch):
+    """Law: after each chunk of a prompt and every 256 tokens."""
+    calls = []
+    monkeypatch.setattr(mx, "clear_cache", lambda: calls.append(None))
+    monkeypatch.setattr("redrafter_mlx.decoding.prefill.prefill_step", lambda: 8)
+    answer(toy_model(toy_target(max_positions=1000)), prompt=PROMPT * 5, max_tokens=520)
+    assert len(calls) == 3 + 2
 
 
 @pytest.mark.parametrize("size", [1, 8, 9, 16, 17, 30])
