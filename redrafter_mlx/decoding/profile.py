@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 import platform
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -117,7 +119,7 @@ def save_profile(profile: Profile, folder: Path) -> Path:
 def find_profile(key: ProfileKey, folder: Path) -> Profile | None:
     """Return the profile for ``key``; ``None`` where there is none that can be used."""
     path = folder / key.file_name
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike Path's, false also where the folder is closed to us
         return None
     try:
         return _from_dict(read_json(path))
@@ -129,21 +131,24 @@ def _from_dict(values: dict[str, Any]) -> Profile:
     if values.get("version") != PROFILE_VERSION:
         raise CheckpointError(f"The profile has version {values.get('version')!r}; tune again.")
     try:
-        costs = values["costs"]
         bins = tuple(
             (float(low), float(share), int(n)) for low, share, n in values["acceptance_by_log_prob"]
         )
         return Profile(
             key=build_strictly(ProfileKey, values["key"]),
             shape=build_strictly(BeamShape, values["shape"]),
-            costs=RoundCosts(
-                verify=tuple(map(float, costs["verify"])),
-                draft_step=float(costs["draft_step"]),
-                overhead=float(costs["overhead"]),
-            ),
+            costs=_costs_from_dict(values["costs"]),
             step_seconds=float(values["step_seconds"]),
             acceptance_by_depth=tuple(map(float, values["acceptance_by_depth"])),
             acceptance_by_log_prob=bins,
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(f"The profile cannot be read ({error}); tune again.") from error
+
+
+def _costs_from_dict(values: dict[str, Any]) -> RoundCosts:
+    verify = tuple(map(float, values["verify"]))
+    draft_step, overhead = float(values["draft_step"]), float(values["overhead"])
+    if len(verify) < 2 or not all(map(math.isfinite, (*verify, draft_step, overhead))):
+        raise ValueError(f"costs are {values!r:.80}")
+    return RoundCosts(verify, draft_step, overhead)

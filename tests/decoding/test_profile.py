@@ -1,7 +1,9 @@
 """Profiles: kept by what they hold for, and read back as they were."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +48,27 @@ def test_a_profile_for_anything_else_is_not_taken(tmp_path: Path, field: str) ->
 )
 def test_a_broken_profile_counts_as_none(tmp_path: Path, text: str) -> None:
     save_profile(PROFILE, tmp_path).write_text(text)
+    assert find_profile(KEY, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [
+        {"verify": []},
+        {"verify": [1.0]},
+        {"verify": [1.0, float("nan")]},
+        {"draft_step": float("inf")},
+        {"overhead": 10**400},
+        {"overhead": None},
+    ],
+)
+def test_a_profile_whose_costs_say_nothing_counts_as_none(
+    tmp_path: Path, costs: dict[str, Any]
+) -> None:
+    path = save_profile(PROFILE, tmp_path)
+    values = json.loads(path.read_text())
+    values["costs"] |= costs
+    path.write_text(json.dumps(values))
     assert find_profile(KEY, tmp_path) is None
 
 
