@@ -170,7 +170,8 @@ class _Nucleus:
 
     Attributes:
         threshold: (rows, 1), its least logit.
-        is_whole: (rows, 1) bool, whether it ends among the logits that were ranked.
+        is_whole: (rows, 1) bool, whether it ends above the least of the logits that were
+            ranked, so that none of its tokens, nor any equally likely, is missing there.
     """
 
     threshold: mx.array
@@ -192,7 +193,7 @@ def _nucleus(ranked: mx.array, logits: mx.array, top_p: float) -> _Nucleus:
     mass_above = mx.cumsum(probs, axis=-1, inclusive=False)
     num_kept = (mass_above < top_p).sum(axis=-1, keepdims=True)
     threshold = mx.take_along_axis(ranked, num_kept - 1, axis=-1)
-    return _Nucleus(threshold, mass_above[..., -1:] + probs[..., -1:] >= top_p)
+    return _Nucleus(threshold, threshold > ranked[..., -1:])
 
 
 def _keep_top_k(logits: mx.array, top_k: int) -> mx.array:

@@ -113,6 +113,18 @@ def test_the_quick_choice_is_the_exact_one(settings, seed):
     assert mx.array_equal(choice.tokens, choose(WIDE, config, 11, WIDE_DEPTHS))
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("top_p", [0.1, 0.3])
+def test_the_quick_choice_tells_of_ties_at_the_end_of_the_nucleus(top_p, seed):
+    """Law: tokens as likely as the nucleus's least are in it, ranked or not."""
+    logits = mx.where(mx.arange(3 * NUM_CANDIDATES) < 10, 5.0, 0.0)[None]
+    config = SamplingConfig(temperature=1.0, top_p=top_p, seed=seed)
+    choice = choose_quickly(logits, config, 0, np.zeros(1, np.int32))
+    assert choice.is_exact.tolist() == [top_p < 0.2]
+    if top_p < 0.2:
+        assert mx.array_equal(choice.tokens, choose(logits, config, 0))
+
+
 @pytest.mark.parametrize("row", range(7))
 def test_the_quick_choice_tells_of_a_nucleus_that_is_too_wide(row):
     flat = mx.where(mx.arange(7)[:, None] == row, 0.001 * WIDE, WIDE)
