@@ -142,10 +142,12 @@ class Planner:
             return
         if seconds is not None:
             self._pace.record_time(seconds, self._cost(tree.num_rows))
+        if tree.is_looked_up.any():
+            return  # what a lookup won says nothing against the drafter
         promised = sum(map(joint_probability, tree.log_probs[is_drafted].tolist()))
         self._pace.record_round(
             num_tokens=1 + num_right,
-            cost=self._cost(1 + int(is_drafted.sum())),
+            cost=self._cost(tree.num_rows),
             expected_tokens=promised,
         )
 
