@@ -66,15 +66,14 @@ class Measurements:
 
     def costs(self, shape: BeamShape) -> RoundCosts:
         """Return the costs of a shape's rounds, in plain steps."""
-        one = self.verify_seconds[1]
         last = max(self.verify_seconds)
-        verify = np.interp(
-            np.arange(1, last + 1),
-            sorted(self.verify_seconds),
-            [self.verify_seconds[rows] / one for rows in sorted(self.verify_seconds)],
+        counts = sorted(self.verify_seconds)
+        seconds = np.interp(
+            np.arange(1, last + 1), counts, [self.verify_seconds[rows] for rows in counts]
         )
-        # More rows never cost less: a budget may always leave a row out.
-        verify = np.maximum.accumulate(verify)
+        # More rows never cost less, and what disturbs a measurement only ever adds to it.
+        seconds = np.minimum.accumulate(seconds[::-1])[::-1]
+        verify = seconds / seconds[0]
         drafting = self.draft_seconds.get((shape.beam_width, shape.beam_length), 0.0)
         per_step = drafting / max(shape.num_draft_steps, 1) / self.step_seconds
         return RoundCosts(verify=tuple(verify.tolist()), draft_step=per_step)
