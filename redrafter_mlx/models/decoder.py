@@ -40,7 +40,11 @@ class RowLayout:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention over the cache and this pass's own rows."""
+    """Grouped-query attention over the cache and this pass's own rows.
+
+    Attributes:
+        rope: Rotates what ``project`` gives; see ``Rope``.
+    """
 
     def __init__(self, config: TargetConfig) -> None:
         """Make the projections and, where the family has them, the head norms."""
@@ -58,34 +62,59 @@ class Attention(nn.Module):
         if config.qk_norm:
             self.q_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
             self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
-        self._rope = Rope(config.head_dim, config.rope)
+        self.rope = Rope(config.head_dim, config.rope)
 
     def __call__(self, x: mx.array, rows: RowLayout, kv_cache: KVCache, layer: int) -> mx.array:
         """Attend from x, (1, rows, hidden_size)."""
-        num_rows = x.shape[1]
-        queries = self._split(self.q_proj(x), self.num_heads)
-        keys = self._split(self.k_proj(x), self.num_kv_heads)
-        values = self._split(self.v_proj(x), self.num_kv_heads).transpose(0, 2, 1, 3)
-        if self.has_head_norms:
-            queries, keys = self.q_norm(queries), self.k_norm(keys)
+        queries, keys, values = self.project(x)
         # Rotated in one call: building it costs the host more than any other operation.
         rotated = self._rotate(mx.concatenate([queries, keys], axis=2), rows)
         queries, keys = rotated[:, : self.num_heads], rotated[:, self.num_heads :]
-        keys, values = kv_cache.extend(layer, keys, values)
+        keys, values = kv_cache.extend(layer, keys, values.transpose(0, 2, 1, 3))
+        return self.attend(queries, keys, values, rows.mask)
+
+    def project(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """Return queries, keys and values of x, not rotated yet.
+
+        Args:
+            x: (batch, rows, hidden_size).
+
+        Returns:
+            (batch, rows, heads, head_dim) each, keys and values of the key heads.
+        """
+        queries = self._split(self.q_proj(x), self.num_heads)
+        keys = self._split(self.k_proj(x), self.num_kv_heads)
+        values = self._split(self.v_proj(x), self.num_kv_heads)
+        if self.has_head_norms:
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
+        return queries, keys, values
+
+    def attend(
+        self, queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | str | None
+    ) -> mx.array:
+        """Return what the queries find, (batch, rows, hidden_size).
+
+        Args:
+            queries: (batch, heads, rows, head_dim), rotated.
+            keys: (batch, kv_heads, all rows, head_dim), rotated.
+            values: As ``keys``.
+            mask: As ``RowLayout.mask``.
+        """
         attended = mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=self.head_dim**-0.5, mask=rows.mask
+            queries, keys, values, scale=self.head_dim**-0.5, mask=mask
         )
-        return self.o_proj(attended.transpose(0, 2, 1, 3).reshape(1, num_rows, -1))
+        batch, _, num_rows, _ = attended.shape
+        return self.o_proj(attended.transpose(0, 2, 1, 3).reshape(batch, num_rows, -1))
 
     def _split(self, x: mx.array, num_heads: int) -> mx.array:
-        return x.reshape(1, x.shape[1], num_heads, self.head_dim)
+        return x.reshape(*x.shape[:2], num_heads, self.head_dim)
 
     def _rotate(self, x: mx.array, rows: RowLayout) -> mx.array:
         """Rotate (1, rows, heads, head_dim) into (1, heads, rows, head_dim)."""
         if isinstance(rows.positions, int):
-            return self._rope(x.transpose(0, 2, 1, 3), rows.positions)
+            return self.rope(x.transpose(0, 2, 1, 3), rows.positions)
         # A position for each row: mx.fast.rope takes one offset a batch entry.
-        rotated = self._rope(x.reshape(x.shape[1], x.shape[2], 1, self.head_dim), rows.positions)
+        rotated = self.rope(x.reshape(x.shape[1], x.shape[2], 1, self.head_dim), rows.positions)
         return rotated.transpose(2, 1, 0, 3)
 
 

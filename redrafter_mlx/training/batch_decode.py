@@ -106,24 +106,16 @@ def _attend(
 ) -> mx.array:
     """Attend from (sequences, 1, hidden_size), writing the column at ``state.length``."""
     offsets, mask = place
-    column, size = state.length, x.shape[0]
-    queries = attention.q_proj(x).reshape(size, 1, attention.num_heads, -1)
-    keys = attention.k_proj(x).reshape(size, 1, attention.num_kv_heads, -1)
-    values = attention.v_proj(x).reshape(size, 1, attention.num_kv_heads, -1)
-    if attention.has_head_norms:
-        queries, keys = attention.q_norm(queries), attention.k_norm(keys)
-    queries = attention._rope(queries.transpose(0, 2, 1, 3), offsets)
-    keys = attention._rope(keys.transpose(0, 2, 1, 3), offsets)
-    state.keys[layer][:, :, column : column + 1] = keys
-    state.values[layer][:, :, column : column + 1] = values.transpose(0, 2, 1, 3)
-    attended = mx.fast.scaled_dot_product_attention(
-        queries,
+    column = state.length
+    queries, keys, values = (part.transpose(0, 2, 1, 3) for part in attention.project(x))
+    state.keys[layer][:, :, column : column + 1] = attention.rope(keys, offsets)
+    state.values[layer][:, :, column : column + 1] = values
+    return attention.attend(
+        attention.rope(queries, offsets),
         state.keys[layer][:, :, : column + 1],
         state.values[layer][:, :, : column + 1],
-        scale=attention.head_dim**-0.5,
-        mask=mask,
+        mask,
     )
-    return attention.o_proj(attended.transpose(0, 2, 1, 3).reshape(size, 1, -1))
 
 
 def _make_room(state: BatchState) -> None:
