@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from redrafter_mlx.config import TargetIdentity, build_strictly
 from redrafter_mlx.errors import CheckpointError
-from redrafter_mlx.training.files import read_arrays, write_arrays, write_whole
-from redrafter_mlx.weights import read_json, write_json
+from redrafter_mlx.training.files import read_arrays, write_arrays, write_object
+from redrafter_mlx.weights import read_json
 
 CORPUS_FILE = "corpus.json"
 CORPUS_FORMAT_VERSION = 1
@@ -85,15 +85,17 @@ def create_corpus(folder: Path, target: TargetIdentity) -> None:
     if (folder / CORPUS_FILE).exists():
         require_target(open_corpus(folder), target)
         return
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(map(_is_foreign, folder.iterdir()))):
         raise CheckpointError(
             f"{folder} exists and is no corpus; choose another folder or remove it."
         )
     values = {"format_version": CORPUS_FORMAT_VERSION, "target": asdict(target)}
-    partial = folder / f"{CORPUS_FILE}.new"
-    write_whole(partial, lambda _: None)
-    write_json(partial, values)
-    partial.replace(folder / CORPUS_FILE)
+    write_object(folder / CORPUS_FILE, values)
+
+
+def _is_foreign(file: Path) -> bool:
+    """Whether a file is none that a killed process left when it began a corpus."""
+    return not file.name.startswith(f"{CORPUS_FILE}.")
 
 
 def open_corpus(folder: Path) -> Corpus:

@@ -35,3 +35,33 @@ def test_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monke
         write_whole(path, lambda file: file.write(b"new"))
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
+
+
+def test_what_a_killed_process_left_goes_and_what_another_writes_stays(tmp_path: Path) -> None:
+    left = tmp_path / "x.partial-00000000"
+    left.write_bytes(b"half")
+
+    def write(file) -> None:
+        file.write(b"ou")
+        file.flush()
+        write_whole(tmp_path / "x", lambda other: other.write(b"theirs"))
+        file.write(b"rs")
+
+    write_whole(tmp_path / "x", write)
+    assert (tmp_path / "x").read_bytes() == b"ours"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
+
+
+def test_writer_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "x", interrupt)
+    assert not list(tmp_path.iterdir())
+
+
+def test_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        write_whole(tmp_path / "file" / "x", lambda file: file.write(b"new"))
