@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.errors import CheckpointError, ConfigError
-from redrafter_mlx.training.files import write_whole
+from redrafter_mlx.training.files import write_object, write_whole
 from redrafter_mlx.training.optimizer import Arrays
 from redrafter_mlx.training.settings import first_difference
 from redrafter_mlx.weights import load_tensors, read_json
@@ -79,30 +79,41 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
     return Checkpoint(step, best_step, best_score, **parts)
 
 
-def open_run(folder: Path, settings: Mapping[str, Any], *, resume: bool) -> None:
-    """Make a run's folder, or check that the one there is of the same settings.
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return the settings of the run that is there, empty where there is none."""
+    path = folder / SETTINGS_FILE
+    return read_json(path) if path.exists() else {}
+
+
+def check_run(folder: Path, settings: Mapping[str, Any], *, resume: bool) -> None:
+    """Check that a run may begin, or go on with these settings.
 
     Raises:
         CheckpointError: There is one and ``resume`` is false.
         ConfigError: Its settings are other ones.
     """
-    path = folder / SETTINGS_FILE
-    settings = json.loads(json.dumps(settings))
-    if path.exists():
-        if not resume:
-            raise CheckpointError(
-                f"{folder} holds a run already; go on with --resume, or remove it."
-            )
-        former = read_json(path)
-        key = first_difference(former, settings)
-        if key is not None:
-            raise ConfigError(
-                f"The run in {folder} has {key} {former.get(key)!r:.60}, not "
-                f"{settings.get(key)!r:.60}; resume with the same settings."
-            )
+    former = read_settings(folder)
+    if not former:
         return
-    text = json.dumps(settings, indent=2) + "\n"
-    write_whole(path, lambda file: file.write(text.encode()))
+    if not resume:
+        raise CheckpointError(f"{folder} holds a run already; go on with --resume, or remove it.")
+    key = first_difference(former, json.loads(json.dumps(settings)))
+    if key is not None:
+        raise ConfigError(
+            f"The run in {folder} has {key} {_shown(former.get(key))}, not "
+            f"{_shown(settings.get(key))}; resume with the same settings."
+        )
+
+
+def begin_run(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Write down what a run is about to be."""
+    write_object(folder / SETTINGS_FILE, settings)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " and ".join(f"{name} ({len(part)} shards)" for name, part in value.items())
+    return f"{value!r:.60}"
 
 
 class RunLog:

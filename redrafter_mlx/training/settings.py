@@ -13,6 +13,7 @@ from redrafter_mlx.errors import ConfigError
 
 LABELS = ("soft", "hard")
 HEADS = ("tied", "own")
+MAX_HIDDEN_BYTES = 8_000_000_000
 
 
 @dataclass(frozen=True, slots=True)

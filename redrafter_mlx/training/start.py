@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -127,7 +127,7 @@ def _continued(
     old = source.config
     check_fit(old, target)
     _check_start(old, options)
-    settings = {} if old.quantization is None else vars_of(old)
+    settings = asdict(old.quantization) if old.quantization else {}
     tensors = dequantized(source.tensors, settings, mx.float32)
     kept = _kept_tokens(old, options, choose_tokens, tensors)
     config = replace(
@@ -148,12 +148,6 @@ def _continued(
     if config.head == "own":
         network.lm_head[-1].weight = _head_rows(target, network, old, tensors)
     return network
-
-
-def vars_of(config: DrafterConfig) -> dict[str, object]:
-    """Return the quantisation settings as the loader takes them."""
-    assert config.quantization is not None
-    return {"bits": config.quantization.bits, "group_size": config.quantization.group_size}
 
 
 def _check_start(old: DrafterConfig, options: StartOptions) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,13 @@ from redrafter_mlx.convert.drafter import ImportOptions, write_drafter
 from redrafter_mlx.loading.model import LoadedModel
 from redrafter_mlx.loading.target import identify
 from redrafter_mlx.training.batches import SampleSet
-from redrafter_mlx.training.checkpoint import open_run
-from redrafter_mlx.training.corpus import Corpus, open_corpus, require_target
+from redrafter_mlx.training.checkpoint import begin_run, check_run, read_settings
+from redrafter_mlx.training.corpus import Corpus, open_corpus, read_shard, require_target
 from redrafter_mlx.training.features import FeatureProgress, Shard, prepare_features
 from redrafter_mlx.training.loss import Objective
-from redrafter_mlx.training.settings import DrafterShape, TrainingConfig
+from redrafter_mlx.training.settings import MAX_HIDDEN_BYTES, DrafterShape, TrainingConfig
 from redrafter_mlx.training.start import StartOptions, network_tensors, start_network
 from redrafter_mlx.training.trainer import Outcome, StepReport, Trainer
-
-DEFAULT_HIDDEN_BYTES = 8 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +45,14 @@ class TrainingPlan:
     shape: DrafterShape = field(default_factory=DrafterShape)
     config: TrainingConfig = field(default_factory=TrainingConfig)
     init_from: Path | None = None
-    max_hidden_bytes: int = DEFAULT_HIDDEN_BYTES
+    max_hidden_bytes: int = MAX_HIDDEN_BYTES
     resume: bool = False
 
     @property
     def run_folder(self) -> Path:
         """Where the checkpoint, the log and the curves lie: beside ``out``."""
-        return self.out.with_name(f"{self.out.name}.training")
+        out = self.out.resolve()
+        return out.with_name(f"{out.name}.training")
 
     def settings(self, corpora: Sequence[Corpus]) -> dict[str, Any]:
         """Return all that the weights depend on, as a JSON object."""
@@ -63,6 +62,21 @@ class TrainingPlan:
             "init_from": str(self.init_from) if self.init_from else None,
             "corpus": {str(c.folder): [shard.name for shard in c.shards] for c in corpora},
         }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """A run that is about to begin or to go on.
+
+    Attributes:
+        plan: What it does.
+        trainer: At the last checkpoint.
+        num_positions: Answer tokens of the corpus.
+    """
+
+    plan: TrainingPlan
+    trainer: Trainer
+    num_positions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,50 +100,74 @@ def train_drafter(
     on_features: Callable[[FeatureProgress], None],
     on_step: Callable[[StepReport], None],
 ) -> Trained:
-    """Train a drafter for a target and write its folder.
+    """Train a drafter for a target and write its folder; see ``prepare`` and ``complete``."""
+    return complete(prepare(model, plan, on_features), on_step)
+
+
+def prepare(
+    model: LoadedModel, plan: TrainingPlan, on_features: Callable[[FeatureProgress], None]
+) -> Run:
+    """Begin a run, or open the one to go on with; what cannot be done is refused at once.
 
     Args:
         model: The target; its own drafter is not used.
         plan: What to do.
         on_features: Called while the target reads the corpus.
-        on_step: Called after each step.
 
     Raises:
         CheckpointError: The corpus is another target's, or a file cannot be used.
         ConfigError: The settings do not go together, or differ from the run to resume.
         ShapeError: ``init_from`` does not fit the target.
     """
-    trainer, num_positions = prepare(model, plan, on_features)
-    outcome = trainer.run(on_step)
-    options = ImportOptions(draft_length=plan.config.draft_length)
-    config = write_drafter(network_tensors(trainer.network), plan.out, options)
-    return Trained(config, outcome, num_positions)
-
-
-def prepare(
-    model: LoadedModel, plan: TrainingPlan, on_features: Callable[[FeatureProgress], None]
-) -> tuple[Trainer, int]:
-    """Open or begin a run; return its trainer and the answer tokens of the corpus."""
     identity = identify(model.name, model.target)
-    corpora = [open_corpus(folder) for folder in plan.corpus]
+    corpora = _as_begun([open_corpus(folder) for folder in plan.corpus], plan)
     for corpus in corpora:
         require_target(corpus, identity)
-    open_run(plan.run_folder, plan.settings(corpora), resume=plan.resume)
+    settings = plan.settings(corpora)
+    check_run(plan.run_folder, settings, resume=plan.resume)
+    counts = _count_tokens(corpora, identity.vocab_size)
     options = StartOptions(
         plan.shape, plan.config.draft_length, identity, plan.init_from, plan.config.seed
     )
+    network = start_network(
+        model.target, options, lambda size: most_used(counts, size, model.eos_ids)
+    )
     shards = _shards(model, corpora, plan.max_hidden_bytes, on_features)
-
-    def choose_tokens(size: int) -> npt.NDArray[np.int32]:
-        return most_used(_count_tokens(shards, identity.vocab_size), size, model.eos_ids)
-
-    network = start_network(model.target, options, choose_tokens)
     is_cut = network.config.draft_vocab_size is not None
     token_ids: mx.array | None = network.draft_vocab if is_cut else None
     objective = Objective(model.target, plan.config, token_ids)
     samples = SampleSet(model.target, shards)
     trainer = Trainer(network, objective, samples, plan.config, plan.run_folder)
-    return trainer, sum(len(sample.answer) for shard in shards for sample in shard.samples)
+    begin_run(plan.run_folder, settings)
+    return Run(plan, trainer, int(counts.sum()))
+
+
+def complete(run: Run, on_step: Callable[[StepReport], None]) -> Trained:
+    """Train to the end and write the drafter's folder.
+
+    Args:
+        run: What ``prepare`` returned.
+        on_step: Called after each step.
+
+    Raises:
+        CheckpointError: A file cannot be written.
+        ConfigError: The loss is no number any more.
+    """
+    outcome = run.trainer.run(on_step)
+    options = ImportOptions(draft_length=run.plan.config.draft_length)
+    config = write_drafter(network_tensors(run.trainer.network), run.plan.out, options)
+    return Trained(config, outcome, run.num_positions)
+
+
+def _as_begun(corpora: Sequence[Corpus], plan: TrainingPlan) -> list[Corpus]:
+    """Return the corpora with the shards that the run to resume began with: they may have grown."""
+    begun = read_settings(plan.run_folder).get("corpus", {}) if plan.resume else {}
+    return [
+        replace(corpus, shards=tuple(s for s in corpus.shards if s.name in begun[key]))
+        if (key := str(corpus.folder)) in begun
+        else corpus
+        for corpus in corpora
+    ]
 
 
 def _shards(
@@ -140,14 +178,17 @@ def _shards(
 ) -> list[Shard]:
     shards: list[Shard] = []
     for corpus in corpora:
-        shards += prepare_features(model.target, corpus, max_bytes, on_features)
-        max_bytes -= sum(shard.hidden.nbytes for shard in shards if shard.hidden is not None)
+        found = prepare_features(model.target, corpus, max_bytes, on_features)
+        max_bytes -= sum(shard.hidden.nbytes for shard in found if shard.hidden is not None)
+        shards += found
     return shards
 
 
-def _count_tokens(shards: Sequence[Shard], vocab_size: int) -> npt.NDArray[np.int64]:
+def _count_tokens(corpora: Sequence[Corpus], vocab_size: int) -> npt.NDArray[np.int64]:
+    """Return how often each token is in an answer, (vocab_size,)."""
     counts = np.zeros(vocab_size, np.int64)
-    for shard in shards:
-        for sample in shard.samples:
-            counts += np.bincount(sample.answer, minlength=vocab_size)
+    for path in (path for corpus in corpora for path in corpus.shards):
+        answers = [sample.answer for sample in read_shard(path, vocab_size)]
+        if answers:
+            counts += np.bincount(np.concatenate(answers), minlength=vocab_size)
     return counts
