@@ -42,7 +42,7 @@ class SampleSet:
 
     def __init__(self, target: Decoder, shards: Sequence[Shard]) -> None:
         """Number the sequences of all shards."""
-        self._reader = HiddenReader(target)
+        self._target = target
         self._shards = shards
         self._offsets = [answer_offsets(shard.samples) for shard in shards]
         self._places = [
@@ -61,20 +61,24 @@ class SampleSet:
         return self._shards[shard].samples[place]
 
     def hidden(self, index: int) -> Hidden:
-        """Return its hidden states, (answer tokens, hidden_size)."""
+        """Return its hidden states, (answer tokens, hidden_size), the same ones each time."""
         shard, place = self._places[index]
         stored = self._shards[shard].hidden
         if stored is None:
-            return self._reader.read(self.sample(index))
+            # By a new reader: what another has read before moves the last bits.
+            return HiddenReader(self._target).read(self.sample(index))
         start, end = self._offsets[shard][place : place + 2]
         return np.asarray(stored[start:end])
 
 
 def split_held_out(num_samples: int, share: float, seed: int) -> tuple[list[int], list[int]]:
-    """Return the sequences to train on and those held out, at least one of each if share > 0."""
+    """Return the sequences to train on and those held out, at least one of each if share > 0.
+
+    Those held out come in random order, so that the first ones stand for the whole corpus.
+    """
     order = np.random.default_rng([seed, 1]).permutation(num_samples)
     num_held = min(max(round(share * num_samples), int(share > 0)), max(num_samples - 1, 0))
-    return sorted(order[num_held:].tolist()), sorted(order[:num_held].tolist())
+    return sorted(order[num_held:].tolist()), order[:num_held].tolist()
 
 
 def chunks_of(index: int, num_answer_tokens: int, length: int) -> Chunks:

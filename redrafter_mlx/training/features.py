@@ -51,17 +51,23 @@ class HiddenReader:
         self._kv_cache.rewind(start)
         self._cached = tokens
         hidden = np.concatenate([self._run(chunk) for chunk in _chunks(tokens[start:])])
-        if not np.isfinite(hidden[-num_answer_tokens:]).all():
-            raise CheckpointError(
-                "The target's hidden states do not fit half precision; load it with another dtype."
-            )
-        return hidden[-num_answer_tokens:]
+        hidden = hidden[-num_answer_tokens:]
+        _require_finite(hidden)
+        return hidden
 
     def _run(self, tokens: Ids) -> Hidden:
         hidden = self._target(mx.array(tokens), self._kv_cache).astype(mx.float16)
         self._kv_cache.commit(range(len(tokens)))
         mx.eval(hidden, self._kv_cache.arrays)
         return np.array(hidden)
+
+
+def _require_finite(hidden: Hidden) -> None:
+    if not np.isfinite(hidden).all():
+        raise CheckpointError(
+            "The target's hidden states do not fit half precision, in which they are kept; choose "
+            "another model."
+        )
 
 
 def _common_length(left: Ids, right: Ids) -> int:
@@ -138,8 +144,13 @@ def hidden_path(shard: Path) -> Path:
 
 
 def write_hidden(file: Path, parts: Sequence[Hidden]) -> None:
-    """Write a shard's hidden states whole or not at all."""
+    """Write a shard's hidden states whole or not at all.
+
+    Raises:
+        CheckpointError: They cannot be written, or do not fit half precision.
+    """
     joined = np.concatenate(parts)
+    _require_finite(joined)
     write_whole(file, lambda opened: np.save(opened, joined, allow_pickle=False))
 
 
