@@ -15,7 +15,7 @@ from redrafter_mlx.decoding.tree import DraftTree
 from redrafter_mlx.models.drafter import Drafter, RecurrentDrafter
 from redrafter_mlx.training.batches import Batch, Chunks, SampleSet, chunks_of, gather
 from redrafter_mlx.training.corpus import Ids
-from redrafter_mlx.training.loss import Objective, Scores
+from redrafter_mlx.training.loss import Objective, Scores, chunks_at_once
 from redrafter_mlx.training.settings import TrainingConfig
 
 _CHUNKS_AT_ONCE = 16
@@ -73,7 +73,8 @@ def measure(
     elsewhere the most probable token of the draft vocabulary.
     """
     tally = _Tally(samples, indexes, config.draft_length)
-    for chunks in _all_chunks(samples, indexes, config.chunk_length):
+    num_chunks = min(_CHUNKS_AT_ONCE, chunks_at_once(network, config))
+    for chunks in _all_chunks(samples, indexes, config.chunk_length, num_chunks):
         (batch,) = gather(samples, [chunks], config.chunk_length + config.draft_length)
         tally.add(chunks, batch, objective, objective.scores(network, batch))
     return tally.measured()
@@ -174,14 +175,15 @@ def accepted_depth(tree: DraftTree, tokens: Ids) -> int:
     return len(tokens)
 
 
-def _all_chunks(samples: SampleSet, indexes: Sequence[int], length: int) -> list[Chunks]:
+def _all_chunks(
+    samples: SampleSet, indexes: Sequence[int], length: int, num_chunks: int
+) -> list[Chunks]:
+    """Return the chunks of some sequences, ``num_chunks`` together."""
     chunks = [
         chunks_of(index, samples.sample(index).num_answer_tokens, length) for index in indexes
     ]
     joined = np.concatenate(chunks) if chunks else np.zeros((0, 2), np.int64)
-    return [
-        joined[start : start + _CHUNKS_AT_ONCE] for start in range(0, len(joined), _CHUNKS_AT_ONCE)
-    ]
+    return [joined[start : start + num_chunks] for start in range(0, len(joined), num_chunks)]
 
 
 def _labels(columns: mx.array, choices: mx.array, is_greedy: mx.array) -> mx.array:

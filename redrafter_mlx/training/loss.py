@@ -21,6 +21,8 @@ from redrafter_mlx.training.batches import Batch
 from redrafter_mlx.training.settings import TrainingConfig
 
 OUTSIDE = -1
+# Bytes of one depth's logits that a pass may hold; a batch over it goes in several passes.
+MAX_LOGITS_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,11 +96,11 @@ class Objective:
             for depth, part in enumerate(features)
         ]
         losses = mx.stack([losses for losses, _ in per_depth])
-        total = mx.maximum(weights.sum(), 1e-6) if scale is None else scale
+        total = mx.maximum(_total(weights), 1e-6) if scale is None else scale
         mask = weights > 0
         counts = mx.maximum(mask.sum(axis=(1, 2)), 1)
         return Scores(
-            loss=(weights * losses).sum() / total,
+            loss=_total(weights * losses) / total,
             depth_losses=(mask * losses).sum(axis=(1, 2)) / counts,
             guesses=mx.stack([guesses for _, guesses in per_depth]),
             choices=mx.stack(
@@ -157,6 +159,17 @@ class Teaching:
             return losses
         losses, _ = _cross_entropy(logits, self.probs)
         return self.negative_entropy + losses
+
+
+def _total(pairs: mx.array) -> mx.array:
+    """Add up (depths, chunks, positions) axis by axis: a long sum in float32 drifts."""
+    return pairs.sum(axis=2).sum(axis=1).sum()
+
+
+def chunks_at_once(network: RecurrentDrafter, config: TrainingConfig) -> int:
+    """Return how many chunks a pass may score."""
+    chunk_bytes = 4 * network.config.num_head_rows * config.chunk_length
+    return max(1, MAX_LOGITS_BYTES // chunk_bytes)
 
 
 def draft_features(

@@ -27,7 +27,7 @@ from redrafter_mlx.training.batches import (
 )
 from redrafter_mlx.training.checkpoint import Checkpoint, RunLog, load_checkpoint, save_checkpoint
 from redrafter_mlx.training.evaluate import Measured, measure
-from redrafter_mlx.training.loss import Objective
+from redrafter_mlx.training.loss import Objective, chunks_at_once
 from redrafter_mlx.training.optimizer import (
     AdamW,
     Arrays,
@@ -38,8 +38,6 @@ from redrafter_mlx.training.optimizer import (
 )
 from redrafter_mlx.training.settings import TrainingConfig
 
-# Bytes of one depth's logits that a pass may hold; a batch over it goes in several passes.
-MAX_LOGITS_BYTES = 128 << 20
 # Held-out positions that are measured: enough for a tokens-per-round good to about 1 %.
 MAX_HELD_OUT_POSITIONS = 12_000
 
@@ -166,6 +164,7 @@ class Trainer:
         weights = trainable(self.network)
         totals, gradients = self._pass(batch)
         gradients, norm = cut_gradients(gradients, config.max_gradient_norm)
+        self._require_numbers(totals.loss, float(np.array(norm)))
         rate = learning_rate(self._step, self.num_steps, config)
         updated = self._optimizer.update(weights, gradients, rate, self._step)
         assign(self.network, updated)
@@ -182,12 +181,21 @@ class Trainer:
             positions_per_second=totals.num_positions / seconds,
         )
 
+    def _require_numbers(self, loss: float, norm: float) -> None:
+        """Stop before the weights are no numbers, either."""
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise ConfigError(
+                f"Step {self._step + 1} has loss {loss} and a gradient of length {norm}: training "
+                f"has diverged; begin anew with a learning rate under {self._config.learning_rate}."
+            )
+
     def _pass(self, batch: Batch) -> tuple[_Totals, Arrays]:
         """Return a batch's figures and gradients, taken in parts that fit the memory."""
         weights = self._objective.weights(mx.array(batch.tokens), mx.array(batch.num_rows))
-        scale = max(float(np.array(weights.sum())), 1e-6)
+        scale = max(float(np.array(weights).sum(dtype=np.float64)), 1e-6)
         totals, gradients = _Totals(self._config.draft_length), dict[str, mx.array]()
-        for part in _split(batch, self._chunks_at_once()):
+        num_chunks = chunks_at_once(self.network, self._config)
+        for part in _split(batch, num_chunks):
             figures, tree = self._loss_and_gradients(part, scale)
             gradients = _added(gradients, dict(tree_flatten(tree)))
             mx.eval(gradients, figures)
@@ -198,10 +206,6 @@ class Trainer:
         scores = self._objective.scores(self.network, batch, scale)
         is_right = (scores.guesses == scores.choices) & scores.mask
         return scores.loss, is_right.sum(axis=(1, 2)), scores.mask.sum(axis=(1, 2))
-
-    def _chunks_at_once(self) -> int:
-        row_bytes = 4 * self.network.config.num_head_rows * self._config.chunk_length
-        return max(1, MAX_LOGITS_BYTES // row_bytes)
 
     def _measured(self, result: StepReport) -> StepReport:
         held_out = measure(
@@ -279,7 +283,7 @@ def _first_positions(samples: SampleSet, indexes: Sequence[int]) -> list[int]:
             break
         kept.append(index)
         num_positions += samples.sample(index).num_answer_tokens
-    return kept
+    return sorted(kept)
 
 
 def _as_line(report: StepReport) -> dict[str, Any]:

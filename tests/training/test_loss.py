@@ -151,6 +151,23 @@ def test_gradients_are_those_of_finite_differences(shape: dict[str, Any], labels
     assert np.isfinite(loss.item())
 
 
+def test_loss_of_a_large_batch_is_the_mean_of_its_pairs() -> None:
+    """Added up one by one, the weights of 128 chunks would be off by 1 in 1e5."""
+    drafter, network = toy_network({})
+    random = np.random.default_rng(0)
+    hidden = random.standard_normal((1, 36, H)).astype(np.float16)
+    tokens = random.integers(0, 50, (1, 36)).astype(np.int32)
+    objective = Objective(drafter._target, TrainingConfig())
+    one, many = (
+        objective.scores(
+            network,
+            Batch(hidden.repeat(num, 0), tokens.repeat(num, 0), np.full(num, 36, np.int32)),
+        )
+        for num in (1, 128)
+    )
+    assert many.loss.item() == pytest.approx(one.loss.item(), rel=2e-6)
+
+
 def test_soft_loss_is_the_divergence_of_the_two_distributions() -> None:
     key = mx.random.key(0)
     drafted, taught = 3 * mx.random.normal((2, 4, 9), key=key)

@@ -19,14 +19,15 @@ from redrafter_mlx.errors import ConfigError
 from redrafter_mlx.loading.drafter import load_drafter
 from redrafter_mlx.models.decoder import Decoder
 from redrafter_mlx.models.drafter import Drafter, RecurrentDrafter
+from redrafter_mlx.training.checkpoint import load_checkpoint
 from redrafter_mlx.training.corpus import Sample
-from redrafter_mlx.training.evaluate import Walk, measure, walk_text
+from redrafter_mlx.training.evaluate import Measured, Walk, measure, walk_text
 from redrafter_mlx.training.features import HiddenReader
 from redrafter_mlx.training.loss import Objective
 from redrafter_mlx.training.optimizer import AdamW, cut_gradients, learning_rate, trainable
 from redrafter_mlx.training.settings import DrafterShape, TrainingConfig
 from redrafter_mlx.training.train import TrainingPlan, prepare, train_drafter
-from redrafter_mlx.training.trainer import Trainer
+from redrafter_mlx.training.trainer import StepReport, Trainer
 from tests.toy import toy_drafter, toy_model, toy_target
 from tests.training.corpora import (
     corpus_on_disk,
@@ -175,7 +176,7 @@ def test_parts_of_a_batch_add_up_to_the_whole(
     """Law: the weights after some steps do not depend on how a batch is cut to fit the memory."""
     results = []
     for num_bytes in (1 << 30, 1):
-        monkeypatch.setattr("redrafter_mlx.training.trainer.MAX_LOGITS_BYTES", num_bytes)
+        monkeypatch.setattr("redrafter_mlx.training.loss.MAX_LOGITS_BYTES", num_bytes)
         samples = random_samples(12)
         network = train_on(target, samples, tmp_path / str(num_bytes), steps=3)
         results.append(dict(tree_flatten(network.parameters())))
@@ -196,6 +197,81 @@ def test_same_seed_same_drafter_and_another_seed_another(target: Decoder, tmp_pa
         drafters.append((out / "model.safetensors").read_bytes()[-2000:])
         assert load_drafter(out, target).config.draft_length == 4
     assert drafters[0] == drafters[1] != drafters[2]
+
+
+def test_run_that_is_refused_leaves_nothing_behind(target: Decoder, tmp_path: Path) -> None:
+    """Nor does the target read the corpus first: it may take hours."""
+    corpus_on_disk(tmp_path / "corpus", target, random_samples(4))
+    for shape in (DrafterShape(draft_vocab_size=51), DrafterShape(exit_dim=24)):
+        plan = TrainingPlan((tmp_path / "corpus",), tmp_path / "drafter", shape)
+        with pytest.raises(ConfigError):
+            prepare(toy_model(target), plan, lambda _: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
+    assert not (tmp_path / "corpus/hidden").exists()
+
+
+def test_run_that_diverges_ends_with_its_last_numbers(target: Decoder, tmp_path: Path) -> None:
+    config = TrainingConfig(
+        steps=50, held_out=0.0, learning_rate=10.0, batch_size=64, checkpoint_every=1
+    )
+    network, samples = toy_drafter(target)._network, sample_set(target, random_samples(10))
+    network.rnn_w.weight = 1e18 * network.rnn_w.weight
+    trainer = Trainer(network, Objective(target, config), samples, config, tmp_path)
+    with pytest.raises(ConfigError, match=r"diverged; begin anew with a learning rate under 10\.0"):
+        trainer.run(lambda _: None)
+    kept = load_checkpoint(tmp_path)
+    assert kept is not None
+    assert all(np.isfinite(np.array(part)).all() for part in kept.weights.values())
+
+
+def test_step_in_which_nothing_counts_reports_numbers(target: Decoder, tmp_path: Path) -> None:
+    """No answer token is in the draft vocabulary: every pair is masked out."""
+    samples = [Sample(np.full(12, 7, np.int32), 2, 0.0)] * 4
+    config = TrainingConfig(steps=1, held_out=0.25, batch_size=64)
+    network = toy_drafter(target, draft_vocab_size=2)._network
+    objective, reports = Objective(target, config, mx.array([1, 3])), list[StepReport]()
+    network.freeze(recurse=False, keys=["draft_vocab"])
+    trainer = Trainer(network, objective, sample_set(target, samples), config, tmp_path)
+    trainer.run(reports.append)
+    (report,) = reports
+    assert (report.loss, report.gradient_norm) == (0.0, 0.0)
+    assert report.accuracy_by_depth == (0.0,) * DEPTHS
+    assert report.held_out == Measured(0.0, (0.0,) * DEPTHS, 1.0)
+
+
+def test_held_out_part_that_is_measured_comes_from_the_whole_corpus(
+    target: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redrafter_mlx.training.trainer.MAX_HELD_OUT_POSITIONS", 60)
+    samples = sample_set(target, [Sample(np.arange(9, dtype=np.int32), 1, 0.0)] * 100)
+    config = TrainingConfig(steps=1, held_out=0.5)
+    network = toy_drafter(target)._network
+    trainer = Trainer(network, Objective(target, config), samples, config, tmp_path)
+    measured = trainer._held_out
+    assert len(measured) == 8
+    assert min(measured) < 33 and max(measured) >= 66
+    assert not {index for index, _ in trainer._sizes} & set(measured)
+
+
+def test_measurement_does_not_depend_on_how_it_is_cut_to_fit_the_memory(
+    target: Decoder, answers: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = toy_drafter(target)._network
+    whole = predicted(network, target, answers)
+    scored = []
+    scores = Objective.scores
+
+    def counting(self, network, batch, scale=None):
+        scored.append(len(batch.tokens))
+        return scores(self, network, batch, scale)
+
+    monkeypatch.setattr(Objective, "scores", counting)
+    monkeypatch.setattr("redrafter_mlx.training.loss.MAX_LOGITS_BYTES", 2 * 4 * 50 * 32)
+    cut = predicted(network, target, answers)
+    assert scored == [2, 2, 2]
+    assert cut.loss == pytest.approx(whole.loss, rel=1e-5)
+    assert cut.accuracy_by_depth == whole.accuracy_by_depth
+    assert cut.tokens_per_round == whole.tokens_per_round
 
 
 def test_corpus_without_answers_is_refused(target: Decoder, tmp_path: Path) -> None:
