@@ -27,8 +27,8 @@ class DistillProgress:
 
     Attributes:
         num_prompts: Prompts answered, earlier runs included.
-        num_tokens: Answer tokens in the corpus part.
-        new_tokens: Those of this run, unfinished answers included.
+        num_tokens: Answer tokens in the corpus part, unfinished answers included.
+        new_tokens: Those of this run.
         seconds: This run's time.
     """
 
@@ -56,17 +56,22 @@ def distill(
         eos_ids: Tokens that end an answer; the one it ended with is kept.
         prompts: Token ids, the same ones in the same order each time.
         place: The corpus's folder, and the part of it (``DistillConfig.part``).
-        config: How to answer.
+        config: How to answer. The end of the target's context ends an answer, too.
         report: Called after each token of the batch.
+
+    Raises:
+        CheckpointError: A shard cannot be read or written, or the target's hidden states do
+            not fit half precision.
     """
     folder, part = place
-    fitting = (prompt for prompt in prompts if 0 < len(prompt) <= config.max_prompt_tokens)
+    longest = min(config.max_prompt_tokens, target.config.max_positions - 1)
+    fitting = (prompt for prompt in prompts if 0 < len(prompt) <= longest)
     started = time.perf_counter()
     num_prompts = num_tokens = new_tokens = 0
 
     def progress(in_flight: int = 0) -> DistillProgress:
         seconds = time.perf_counter() - started
-        return DistillProgress(num_prompts, num_tokens, new_tokens + in_flight, seconds)
+        return DistillProgress(num_prompts, num_tokens + in_flight, new_tokens + in_flight, seconds)
 
     for number, group in enumerate(_groups(fitting, config.batch_size)):
         if config.num_tokens is not None and num_tokens >= config.num_tokens:
@@ -81,7 +86,6 @@ def distill(
         samples = read_shard(path, target.config.vocab_size)
         num_prompts += len(samples)
         num_tokens += sum(sample.num_answer_tokens for sample in samples)
-        report(progress())
     return progress()
 
 
@@ -98,6 +102,8 @@ class _Writer:
     ) -> None:
         self._target, self._eos_ids, self._config = target, eos_ids, config
         self._prompts = prompts
+        context = target.config.max_positions
+        self._limits = [min(config.max_tokens, context - len(prompt)) for prompt in prompts]
         first = number * config.batch_size
         self._temperatures = [
             config.temperatures[(first + row) % len(config.temperatures)]
@@ -158,15 +164,16 @@ class _Writer:
         """Keep what the running answers got; return the places of those that have ended."""
         ended = set()
         for place, (row, token) in enumerate(zip(rows, tokens, strict=True)):
-            answer = self._answers[row]
-            if answer and answer[-1] in self._eos_ids:
-                ended.add(place)
-                continue
-            answer.append(token)
-            self._hidden[row].append(hidden[place])
-            if token in self._eos_ids or len(answer) == self._config.max_tokens:
+            if not self._has_ended(row):
+                self._answers[row].append(token)
+                self._hidden[row].append(hidden[place])
+            if self._has_ended(row):
                 ended.add(place)
         return ended
+
+    def _has_ended(self, row: int) -> bool:
+        answer = self._answers[row]
+        return len(answer) == self._limits[row] or (bool(answer) and answer[-1] in self._eos_ids)
 
 
 def sample_rows(logits: mx.array, draws: mx.array) -> mx.array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,9 @@ from redrafter_mlx.training.corpus import (
     shard_path,
     write_shard,
 )
+from redrafter_mlx.training.distill import distill
 from redrafter_mlx.training.features import HiddenReader, hidden_path, prepare_features
+from redrafter_mlx.training.settings import DistillConfig, DrafterShape
 from redrafter_mlx.training.train import TrainingPlan, prepare
 from tests.toy import toy_model, toy_target
 from tests.training.corpora import corpus_on_disk, random_samples
@@ -101,6 +104,12 @@ def test_corpus_of_another_target_is_refused(tmp_path: Path) -> None:
         require_target(open_corpus(tmp_path / "corpus"), wider)
 
 
+def test_what_a_killed_beginner_left_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "corpus.json.partial-01234567").touch()
+    create_corpus(tmp_path, identify("toy", toy_target()))
+    assert open_corpus(tmp_path).target == identify("toy", toy_target())
+
+
 def test_folder_that_is_no_corpus_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("x")
     with pytest.raises(CheckpointError, match="is no corpus"):
@@ -159,6 +168,28 @@ def test_hidden_states_beyond_the_limit_are_run_anew(tmp_path: Path) -> None:
         np.testing.assert_allclose(stored.hidden(index), anew.hidden(index), atol=2e-3)
 
 
+def test_limit_of_hidden_states_is_for_all_corpora_together(tmp_path: Path) -> None:
+    """Three corpora of as many bytes each, and room for just as many: all are kept."""
+    target, folders = toy_target(), [tmp_path / name for name in "abc"]
+    samples = random_samples(4)
+    for folder in folders:
+        corpus_on_disk(folder, target, samples)
+    num_bytes = 3 * 2 * 32 * sum(sample.num_answer_tokens for sample in samples)
+    for limit, num_files in ((num_bytes, 3), (num_bytes - 1, 2)):
+        plan = TrainingPlan(
+            tuple(folders),
+            tmp_path / "drafter",
+            DrafterShape(head="own"),
+            max_hidden_bytes=limit,
+        )
+        prepare(toy_model(target), plan, lambda _: None)
+        files = list(tmp_path.glob("*/hidden/*.npy"))
+        assert len(files) == num_files
+        for file in files:
+            file.unlink()
+        shutil.rmtree(plan.run_folder)
+
+
 @pytest.mark.parametrize("array", [np.zeros((3, 32), np.float16), np.zeros((9, 32)), None])
 def test_hidden_states_of_another_corpus_are_refused(tmp_path: Path, array) -> None:
     target = toy_target()
@@ -173,8 +204,12 @@ def test_hidden_states_of_another_corpus_are_refused(tmp_path: Path, array) -> N
         prepare_features(target, corpus, 1 << 30, lambda _: None)
 
 
-def test_hidden_states_that_half_precision_cannot_hold_are_refused() -> None:
+def test_hidden_states_that_half_precision_cannot_hold_are_refused(tmp_path: Path) -> None:
     target = toy_target()
     target.model.norm.weight = 1e6 * target.model.norm.weight
     with pytest.raises(CheckpointError, match="do not fit half precision"):
         HiddenReader(target).read(random_samples(1)[0])
+    config = DistillConfig(batch_size=1, max_tokens=2)
+    with pytest.raises(CheckpointError, match="do not fit half precision"):
+        distill(target, frozenset(), [np.array([1])], (tmp_path, "x"), config, lambda _: None)
+    assert not list(tmp_path.glob("shard-*"))

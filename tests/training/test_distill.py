@@ -12,7 +12,7 @@ from redrafter_mlx.errors import ConfigError
 from redrafter_mlx.models.target_config import RopeConfig
 from redrafter_mlx.training.batch_decode import decode_batch, prefill_batch
 from redrafter_mlx.training.corpus import read_shard
-from redrafter_mlx.training.distill import distill, sample_rows
+from redrafter_mlx.training.distill import DistillProgress, distill, sample_rows
 from redrafter_mlx.training.features import HiddenReader, hidden_path
 from redrafter_mlx.training.settings import DistillConfig
 from tests.toy import toy_target
@@ -51,8 +51,8 @@ def test_batched_pass_gives_each_sequence_what_it_gets_alone(changes) -> None:
                 assert mx.allclose(state.hidden[row], alone, atol=1e-3), (step, row)
 
 
-def run(folder: Path, **settings: object):
-    target = toy_target(seed=4)
+def run(folder: Path, max_positions: int = 512, **settings: object):
+    target = toy_target(seed=4, max_positions=max_positions)
     config = DistillConfig(**{"batch_size": 3, "max_tokens": 12, **settings})  # type: ignore[arg-type]
     done = distill(target, frozenset({40}), PROMPTS, (folder, "x"), config, lambda _: None)
     paths = sorted(folder.glob("shard-*.npz"))
@@ -106,6 +106,33 @@ def test_it_stops_at_the_tokens_asked_for_and_goes_on_when_more_are(tmp_path: Pa
 def test_long_prompts_are_left_out(tmp_path: Path) -> None:
     _, done, samples, _ = run(tmp_path, max_prompt_tokens=4)
     assert done.num_prompts == len(samples) == 4
+
+
+def test_end_of_the_context_ends_an_answer(tmp_path: Path) -> None:
+    """Law: an answer is the beginning of the one that a longer context allows."""
+    _, _, samples, _ = run(tmp_path / "long", temperatures=(0.0,))
+    _, done, cut, _ = run(tmp_path / "short", temperatures=(0.0,), max_positions=7)
+    assert done.num_prompts == 4, "the prompt of seven tokens leaves no room"
+    whole = [sample for sample in samples if sample.prompt_length < 7]
+    for ours, theirs in zip(cut, whole, strict=True):
+        assert ours.tokens.tolist() == theirs.tokens[:7].tolist()
+    assert max(len(sample.tokens) for sample in cut) == 7
+
+
+def test_progress_counts_what_is_there_and_what_is_new(tmp_path: Path) -> None:
+    run(tmp_path, num_tokens=5)
+    seen: list[DistillProgress] = []
+    config = DistillConfig(batch_size=3, max_tokens=12)
+    target = toy_target(seed=4)
+    done = distill(target, frozenset({40}), PROMPTS, (tmp_path, "x"), config, seen.append)
+    there = sum(
+        sample.num_answer_tokens for sample in read_shard(tmp_path / "shard-x-00000.npz", 50)
+    )
+    assert [(one.num_prompts, one.num_tokens - there, one.new_tokens) for one in seen[:2]] == [
+        (3, 2, 2),
+        (3, 4, 4),
+    ]
+    assert done.num_tokens == there + done.new_tokens == seen[-1].num_tokens
 
 
 def test_settings_that_change_the_answers_change_the_part() -> None:
