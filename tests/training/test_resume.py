@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,12 +38,38 @@ def kill_in(folder: Path, phase: str) -> None:
     assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 
-def slow(phase: str) -> object:
-    return pytest.param(phase, marks=pytest.mark.slow)
+def slow(*values: object) -> object:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def assert_same_run(ours: Path, theirs: Path) -> None:
+    """Check weights and optimiser bit for bit, and that each step is logged once."""
+    for file in ("drafter/model.safetensors", "drafter.training/checkpoint.safetensors"):
+        left, right = load_tensors(ours / file), load_tensors(theirs / file)
+        assert left.keys() == right.keys()
+        for name, tensor in right.items():
+            assert mx.array_equal(left[name], tensor), name
+    logs = [RunLog.lines(folder / "drafter.training") for folder in (ours, theirs)]
+    assert [line["step"] for line in logs[0]] == list(range(1, killed_run.STEPS + 1))
+    assert [line["loss"] for line in logs[0]] == [line["loss"] for line in logs[1]]
+    assert [line.get("held_out") for line in logs[0]] == [line.get("held_out") for line in logs[1]]
+
+
+def assert_nothing_is_left(folder: Path) -> None:
+    """Check that no part of a file lies about; an empty one may be somebody's who begins."""
+    assert not [path for path in folder.rglob("*.partial-*") if path.stat().st_size]
 
 
 @pytest.mark.parametrize(
-    "phase", [slow("features"), "step", slow("measuring"), "checkpoint", slow("writing")]
+    "phase",
+    [
+        slow("features"),
+        slow("step"),
+        slow("measuring"),
+        "checkpoint",
+        slow("moving"),
+        slow("writing"),
+    ],
 )
 def test_killed_run_ends_with_the_weights_of_an_uninterrupted_one(
     tmp_path: Path, whole: Path, phase: str
@@ -51,32 +78,47 @@ def test_killed_run_ends_with_the_weights_of_an_uninterrupted_one(
     kill_in(tmp_path, phase)
     assert not (tmp_path / "drafter").exists()
     killed_run.train(tmp_path, resume=True)
-    for file in ("drafter/model.safetensors", "drafter.training/checkpoint.safetensors"):
-        ours, theirs = load_tensors(tmp_path / file), load_tensors(whole / file)
-        assert ours.keys() == theirs.keys()
-        for name, tensor in theirs.items():
-            assert mx.array_equal(ours[name], tensor), name
-    logs = [RunLog.lines(folder / "drafter.training") for folder in (tmp_path, whole)]
-    assert [line["step"] for line in logs[0]] == list(range(1, killed_run.STEPS + 1))
-    assert [line["loss"] for line in logs[0]] == [line["loss"] for line in logs[1]]
-    assert [line.get("held_out") for line in logs[0]] == [line.get("held_out") for line in logs[1]]
+    assert_same_run(tmp_path, whole)
+    assert_nothing_is_left(tmp_path)
 
 
-@pytest.mark.parametrize("phase", ["answering", slow("answer shard")])
-def test_killed_distillation_ends_with_the_corpus_of_an_uninterrupted_one(
-    tmp_path: Path, phase: str
+def test_hidden_states_run_anew_do_not_depend_on_what_was_read_before(tmp_path: Path) -> None:
+    """A resumed run reads other sequences first than one that was not interrupted."""
+    for name in ("killed", "whole"):
+        killed_run.write_corpus(tmp_path / name)
+    kill_in(tmp_path / "killed", "step on hidden states run anew")
+    killed_run.train(tmp_path / "killed", resume=True, keeps_hidden=False)
+    killed_run.train(tmp_path / "whole", keeps_hidden=False)
+    assert_same_run(tmp_path / "killed", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("phase", "num_files"),
+    [
+        ("answering", 6),
+        slow("answer shard", 6),
+        slow("answer to be moved", 6),
+        slow("answers begun", 6),
+        ("reading", 3),
+    ],
+)
+def test_killed_collection_ends_with_the_corpus_of_an_uninterrupted_one(
+    tmp_path: Path, phase: str, num_files: int
 ) -> None:
     killed, quiet = tmp_path / "killed", tmp_path / "quiet"
+    killed.mkdir()
+    quiet.mkdir()
     kill_in(killed, phase)
-    killed_run.answer(killed)
-    killed_run.answer(quiet)
+    for folder in (killed, quiet):
+        (killed_run.read if phase == "reading" else killed_run.answer)(folder)
     shards = sorted(path.relative_to(quiet) for path in quiet.rglob("*.np[yz]"))
-    assert len(shards) == 6
+    assert len(shards) == num_files
     for shard in shards:
         ours, theirs = (np.load(folder / shard) for folder in (killed, quiet))
         names = ours.files if shard.suffix == ".npz" else [...]
         for name in names:
             np.testing.assert_array_equal(ours[name], theirs[name])
+    assert_nothing_is_left(killed)
 
 
 def test_run_that_is_there_is_not_begun_again_unasked(whole: Path) -> None:
@@ -96,3 +138,17 @@ def test_run_is_not_resumed_with_other_settings(tmp_path: Path) -> None:
     other = replace(plan, config=replace(plan.config, learning_rate=2e-2))
     with pytest.raises(ConfigError, match=r"learning_rate 0\.01, not 0\.02"):
         train_drafter(toy_model(toy_target()), other, lambda _: None, lambda _: None)
+    (tmp_path / "corpus/shard-toy-00003.npz").unlink()
+    with pytest.raises(ConfigError, match=r"corpus \(4 shards\), not .*corpus \(3 shards\)"):
+        killed_run.train(tmp_path, resume=True)
+
+
+@pytest.mark.slow
+def test_run_goes_on_with_the_shards_that_it_began_with(tmp_path: Path, whole: Path) -> None:
+    """The corpus may have grown meanwhile."""
+    killed_run.write_corpus(tmp_path)
+    kill_in(tmp_path, "step")
+    first = tmp_path / "corpus/shard-toy-00000.npz"
+    shutil.copy(first, tmp_path / "corpus/shard-toy-00004.npz")
+    killed_run.train(tmp_path, resume=True)
+    assert_same_run(tmp_path, whole)
