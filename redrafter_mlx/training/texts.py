@@ -38,45 +38,71 @@ def read_exchanges(path: Path) -> Iterator[Exchange]:
         path: A text file with a prompt a line; or JSON lines (a file whose first line is
             a JSON object), each with ``prompt`` (``instruction``, ``question``), with
             ``messages``, with ShareGPT's ``conversations`` or with MT-Bench's ``turns``.
-            ``response`` (``answer``, ``completion``, ``output``) is an answer. A name that
-            ends in ``.gz`` is unpacked.
+            ``response`` (``answer``, ``completion``, ``output``) is an answer. In a file
+            whose name ends in ``.json`` they may be one list. A name that ends in ``.gz`` is
+            unpacked.
 
     Raises:
         PromptError: The file cannot be read, or a line has none of these.
     """
     try:
         with _open(path) as file:
-            is_json: bool | None = None
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                is_json = line.lstrip().startswith("{") if is_json is None else is_json
-                yield _parse(line, f"Line {number} of {path}") if is_json else _asked(line.strip())
+            yield from _read_list(file, path) if _is_list(file, path) else _read_lines(file, path)
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise PromptError(f"{path} cannot be read ({error}); check the file.") from error
 
 
 def _open(path: Path) -> TextIO:
+    # A byte order mark, which some editors write, is no part of the first line.
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
+        return gzip.open(path, "rt", encoding="utf-8-sig")
+    return path.open(encoding="utf-8-sig")
 
 
-def _asked(prompt: str, answer: str | None = None) -> Exchange:
-    return Exchange(({"role": "user", "content": prompt},), answer)
+def _is_list(file: TextIO, path: Path) -> bool:
+    if not path.name.removesuffix(".gz").endswith(".json"):
+        return False
+    first = file.read(1)
+    file.seek(0)
+    return first == "["
 
 
-def _parse(line: str, where: str) -> Exchange:
+def _read_list(file: TextIO, path: Path) -> Iterator[Exchange]:
+    for number, values in enumerate(_load(file.read(), str(path)), 1):
+        yield _checked(values, f"Entry {number} of {path}")
+
+
+def _read_lines(file: TextIO, path: Path) -> Iterator[Exchange]:
+    is_json: bool | None = None
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        is_json = line.lstrip().startswith("{") if is_json is None else is_json
+        where = f"Line {number} of {path}"
+        yield _checked(_load(line, where), where) if is_json else _asked(line.strip())
+
+
+def _load(text: str, where: str) -> Any:
     try:
-        values = json.loads(line)
-    except ValueError as error:
-        raise PromptError(f"{where} is no JSON object ({error}); correct it.") from error
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PromptError(f"{where} is no JSON ({error}); correct it.") from error
+
+
+def _checked(values: Any, where: str) -> Exchange:
     exchange = _exchange(values) if isinstance(values, dict) else None
     if exchange is None or not any(message["content"].strip() for message in exchange.messages):
         raise PromptError(
             f"{where} asks nothing; it needs prompt, messages, conversations or turns."
         )
+    texts = [message["content"] for message in exchange.messages] + [exchange.answer or ""]
+    if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
+        raise PromptError(f"{where} holds half of a surrogate pair; correct or remove it.")
     return exchange
+
+
+def _asked(prompt: str, answer: str | None = None) -> Exchange:
+    return Exchange(({"role": "user", "content": prompt},), answer)
 
 
 def _exchange(values: Mapping[str, Any]) -> Exchange | None:

@@ -67,6 +67,37 @@ def test_lines_of_every_shape(tmp_path: Path, line, messages, answer, packed: bo
     assert first == second
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_objects_may_be_one_list(tmp_path: Path, packed: bool) -> None:
+    path = tmp_path / ("x.json.gz" if packed else "x.json")
+    data = json.dumps([{"prompt": "Hi?", "response": "Ho."}, {"prompt": "So?"}], indent=1).encode()
+    path.write_bytes(gzip.compress(data) if packed else data)
+    first, second = read_exchanges(path)
+    assert (list(first.messages), first.answer) == ([user("Hi?")], "Ho.")
+    assert list(second.messages) == [user("So?")]
+    path.write_bytes(gzip.compress(b'[{"prompt": 3}]') if packed else b'[{"prompt": 3}]')
+    with pytest.raises(PromptError, match=r"^Entry 1 of .* asks nothing"):
+        list(read_exchanges(path))
+
+
+def test_json_lines_may_be_named_json(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "x.json", {"prompt": "Hi?"}, {"prompt": "So?"})
+    assert len(list(read_exchanges(path))) == 2
+
+
+def test_byte_order_mark_is_no_part_of_the_first_prompt(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('\ufeff{"prompt": "Hi?"}\n', encoding="utf-8")
+    (exchange,) = read_exchanges(tmp_path / "x.jsonl")
+    assert list(exchange.messages) == [user("Hi?")]
+
+
+@pytest.mark.parametrize("key", ["prompt", "response"])
+def test_half_a_surrogate_pair_is_refused(tmp_path: Path, key: str) -> None:
+    path = write_lines(tmp_path / "x.jsonl", {"prompt": "Hi?", "response": "Ho.", key: "\ud83d!"})
+    with pytest.raises(PromptError, match=r"Line 1 .* half of a surrogate pair"):
+        list(read_exchanges(path))
+
+
 def test_plain_lines_are_prompts(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("Why?\n\n  Who is {this}?  \n", encoding="utf-8")
     exchanges = list(read_exchanges(tmp_path / "x.txt"))
@@ -100,7 +131,7 @@ def test_line_that_asks_nothing_is_refused_by_its_number(tmp_path: Path, line) -
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"prompt": "Hi?"}\n{"prompt"\n')
-    with pytest.raises(PromptError, match=r"Line 2 .* is no JSON object"):
+    with pytest.raises(PromptError, match=r"Line 2 .* is no JSON "):
         list(read_exchanges(tmp_path / "x.jsonl"))
     (tmp_path / "x.txt").write_bytes(b"\xff\xfe")
     (tmp_path / "x.gz").write_bytes(b"no gzip")
