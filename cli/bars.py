@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
 
 from redrafter_mlx.cli.render import console, note
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 SECONDS_BETWEEN_NOTES = 30
 
 
+class Bar(Protocol):
+    """How far something long is."""
+
+    def show(self, done: int, total: int, words: str) -> None:
+        """Show how much is done, how much it is in all, and a few words beside it."""
+
+    def note(self, text: str) -> None:
+        """Show a line that stays."""
+
+
 @contextmanager
-def bar(text: str, total: int | None) -> Iterator[Callable[[int, str], None]]:
+def bar(text: str) -> Iterator[Bar]:
     """Show how far something long is: a bar on a terminal, else a quiet line now and then.
 
     Args:
         text: What is being done.
-        total: What ``done`` reaches at the end, ``None`` where nobody knows.
-
-    Yields:
-        What takes how much is done, and a few words beside it.
     """
     if not sys.stderr.isatty():
-        yield _quiet_bar(text, total)
+        yield _QuietBar(text)
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -36,26 +46,43 @@ def bar(text: str, total: int | None) -> Iterator[Callable[[int, str], None]]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console(), transient=True) as progress:
-        task = progress.add_task(text, total=total, words="")
-        yield lambda done, words: progress.update(task, completed=done, words=words)
+        progress.add_task(text, total=None, words="")
+        yield _TerminalBar(progress)
 
 
-def _quiet_bar(text: str, total: int | None) -> Callable[[int, str], None]:
-    """Return what notes the progress every half minute, with the time left."""
-    started = noted = time.monotonic()
-    first: int | None = None
+class _TerminalBar:
+    """A bar of rich's; what stays is printed above it."""
 
-    def show(done: int, words: str) -> None:
-        nonlocal noted, first
-        first = done if first is None else first
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def show(self, done: int, total: int, words: str) -> None:
+        task = self._progress.task_ids[0]
+        self._progress.update(task, completed=done, total=total, words=words)
+
+    def note(self, text: str) -> None:
+        note(text, self._progress.console)
+
+
+class _QuietBar:
+    """A line every half minute, with the time left."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._started = self._noted = time.monotonic()
+        self._first: int | None = None
+
+    def show(self, done: int, total: int, words: str) -> None:
+        self._first = done if self._first is None else self._first
         now = time.monotonic()
-        if now - noted < SECONDS_BETWEEN_NOTES:
+        if now - self._noted < SECONDS_BETWEEN_NOTES:
             return
-        noted = now
+        self._noted = now
         left = ""
-        if total is not None and done > first:
-            seconds = (now - started) / (done - first) * max(total - done, 0)
+        if done > self._first:
+            seconds = (now - self._started) / (done - self._first) * max(total - done, 0)
             left = f", {seconds / 60:.0f} min left"
-        note(f"{text}: {done}{f' of {total}' if total is not None else ''}, {words}{left}")
+        self.note(f"{self._text}: {done} of {total}, {words}{left}")
 
-    return show
+    def note(self, text: str) -> None:
+        note(text)

@@ -238,8 +238,8 @@ def _run(session: Session, folder: Path) -> None:
     )
     is_whole = True
     try:
-        with bar("Measuring", session.num_tokens) as show:
-            session.run(show)
+        with bar("Measuring") as measuring:
+            session.run(lambda done, words: measuring.show(done, session.num_tokens, words))
     except KeyboardInterrupt:
         is_whole = False
     results = session.recorder.results

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from redrafter_mlx.cli import progress, render
-from redrafter_mlx.cli.bars import bar
+from redrafter_mlx.cli.bars import Bar, bar
 from redrafter_mlx.cli.options import Dtype, ProgramOptions
 from redrafter_mlx.config import DEFAULT_MODEL
 from redrafter_mlx.errors import PromptError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from redrafter_mlx.loading.model import LoadedModel
     from redrafter_mlx.training.corpus import Ids
     from redrafter_mlx.training.distill import DistillProgress
+    from redrafter_mlx.training.texts import Exchange
 
 DEFAULTS = DistillConfig()
 DEFAULT_TOKENS = 1_000_000
@@ -94,6 +95,16 @@ class DistillOptions:
             if file is not None and not file.is_file():
                 raise PromptError(f"{file} cannot be read (it is no file); check the path.")
 
+    def read_prompts(self) -> list[Exchange] | None:
+        """Return what the file asks, ``None`` where the built-in prompts serve.
+
+        Raises:
+            PromptError: The file cannot be read, or a line asks nothing.
+        """
+        from redrafter_mlx.training.texts import read_exchanges
+
+        return None if self.prompts is None else list(read_exchanges(self.prompts))
+
     def config(self) -> DistillConfig:
         """Return the library's settings.
 
@@ -119,12 +130,13 @@ def distill(corpus: CorpusOptions, options: DistillOptions, program: ProgramOpti
 
     config = options.config()
     options.require_files()
+    exchanges = options.read_prompts()
     model = load_target(corpus.model, corpus.dtype)
     create_corpus(corpus.out, identify(model.name, model.target))
     if options.read is not None:
         _read(model, corpus.out, options)
     else:
-        _answer(model, corpus.out, options, config)
+        _answer(model, corpus.out, options, config, exchanges)
 
 
 def load_target(name: str, dtype: str) -> LoadedModel:
@@ -152,40 +164,63 @@ def _read(model: LoadedModel, folder: Path, options: DistillOptions) -> None:
 
 
 def _answer(
-    model: LoadedModel, folder: Path, options: DistillOptions, config: DistillConfig
+    model: LoadedModel,
+    folder: Path,
+    options: DistillOptions,
+    config: DistillConfig,
+    exchanges: list[Exchange] | None,
 ) -> None:
     from redrafter_mlx.training.distill import distill
 
     source = "built-in" if options.prompts is None else _digest(options.prompts)
     place = (folder, config.part(source))
-    with bar("Answering", config.num_tokens) as show:
-
-        def report(done: DistillProgress) -> None:
-            rate = done.new_tokens / max(done.seconds, 1e-9)
-            show(done.num_tokens, f"{rate:.0f} tokens/s")
-
-        done = distill(model.target, model.eos_ids, _prompts(model, options), place, config, report)
-    rate = done.new_tokens / max(done.seconds, 1e-9)
+    prompts = _encoded(model, exchanges, options.seed)
+    with bar("Answering") as answering:
+        done = distill(
+            model.target,
+            model.eos_ids,
+            prompts,
+            place,
+            config,
+            _reporter(answering, config, exchanges),
+        )
     render.line(
         f"{folder}: {render.counted(done.num_prompts, 'answer')}, {done.num_tokens} tokens, "
-        f"{rate:.0f} tokens/s"
+        f"{_rate(done)}"
     )
 
 
-def _prompts(model: LoadedModel, options: DistillOptions) -> Iterator[Ids]:
+def _reporter(
+    answering: Bar, config: DistillConfig, exchanges: list[Exchange] | None
+) -> Callable[[DistillProgress], None]:
+    """Return what shows the tokens so far, or the prompts where nobody said how many tokens."""
+
+    def report(done: DistillProgress) -> None:
+        if config.num_tokens is not None:
+            answering.show(done.num_tokens, config.num_tokens, f"tokens · {_rate(done)}")
+        else:
+            answering.show(done.num_prompts, len(exchanges or ()), f"prompts · {_rate(done)}")
+
+    return report
+
+
+def _rate(done: DistillProgress) -> str:
+    return f"{done.new_tokens / max(done.seconds, 1e-9):.0f} tokens/s"
+
+
+def _encoded(model: LoadedModel, exchanges: list[Exchange] | None, seed: int) -> Iterator[Ids]:
     """Yield the prompts as the chat template puts them to the model."""
     import numpy as np
 
     from redrafter_mlx.prompts import training_prompts
     from redrafter_mlx.text import render_chat
-    from redrafter_mlx.training.texts import read_exchanges
 
-    if options.prompts is None:
-        for text in training_prompts(BUILT_IN_PROMPTS, options.seed):
+    if exchanges is None:
+        for text in training_prompts(BUILT_IN_PROMPTS, seed):
             messages = [{"role": "user", "content": text}]
             yield np.array(render_chat(model.tokenizer, messages), np.int32)
         return
-    for exchange in read_exchanges(options.prompts):
+    for exchange in exchanges:
         yield np.array(render_chat(model.tokenizer, exchange.messages), np.int32)
 
 

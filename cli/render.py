@@ -99,11 +99,11 @@ def version() -> None:
     line(f"redrafter-mlx {__version__}")
 
 
-def note(text: str) -> None:
-    """Show a quiet line (or a quiet block) on stderr."""
+def note(text: str, where: Console | None = None) -> None:
+    """Show a quiet line (or a quiet block) on stderr, or on a console that shows a bar."""
     from rich.text import Text
 
-    console().print(Text(without_controls(text), style="dim"))
+    (where or console()).print(Text(without_controls(text), style="dim"))
 
 
 def error(message: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +12,11 @@ from redrafter_mlx.cli import render
 from redrafter_mlx.cli.bars import bar
 from redrafter_mlx.cli.distill import load_target
 from redrafter_mlx.cli.options import Dtype, ProgramOptions
-from redrafter_mlx.config import DEFAULT_MODEL
-from redrafter_mlx.training.settings import DrafterShape, TrainingConfig
+from redrafter_mlx.config import DEFAULT_MODEL, check_range
+from redrafter_mlx.training.settings import MAX_HIDDEN_BYTES, DrafterShape, TrainingConfig
 
 if TYPE_CHECKING:
     from redrafter_mlx.loading.model import LoadedModel
-    from redrafter_mlx.training.features import FeatureProgress
     from redrafter_mlx.training.train import Trained, TrainingPlan
     from redrafter_mlx.training.trainer import StepReport
 
@@ -50,7 +48,7 @@ class TrainFiles:
     )
     hidden_gb: Annotated[
         float, typer.Option(help="Most GB of hidden states on disk; the rest is run anew.")
-    ] = 8.0
+    ] = MAX_HIDDEN_BYTES / 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +130,9 @@ def train(
     """Train a drafter for a model on what distill collected."""
     from redrafter_mlx.folders import require_free
     from redrafter_mlx.training.corpus import open_corpus
-    from redrafter_mlx.training.train import TrainingPlan, train_drafter
+    from redrafter_mlx.training.train import TrainingPlan
 
+    check_range("hidden_gb", files.hidden_gb, 0.0, 1e6)
     plan = TrainingPlan(
         corpus=tuple(files.corpus),
         out=files.out,
@@ -147,33 +146,36 @@ def train(
     for folder in plan.corpus:
         open_corpus(folder)  # refuses what is none before the model is loaded
     model = load_target(files.model, files.dtype)
-    trained = _with_bars(train_drafter, model, plan)
+    trained = _with_bars(model, plan)
     _draw(plan)
     for line in summary(plan.out, trained):
         render.line(line)
 
 
-def _with_bars(
-    train_drafter: Callable[..., Trained], model: LoadedModel, plan: TrainingPlan
-) -> Trained:
+def _with_bars(model: LoadedModel, plan: TrainingPlan) -> Trained:
     """Train with one bar for the reading of the corpus and one for the steps."""
-    with bar("Reading", None) as reading, bar("Training", None) as training:
+    from redrafter_mlx.training.train import complete, prepare
 
-        def on_features(done: FeatureProgress) -> None:
-            reading(done.num_done, f"of {done.num_positions} positions")
+    with bar("Reading") as reading:
+        run = prepare(
+            model,
+            plan,
+            lambda done: reading.show(done.num_done, done.num_positions, "positions"),
+        )
+    with bar("Training") as training:
 
         def on_step(report: StepReport) -> None:
-            training(report.step, step_words(report))
+            training.show(report.step, report.num_steps, step_words(report))
             for line in held_out_lines(report):
-                render.note(line)
+                training.note(line)
 
-        return train_drafter(model, plan, on_features, on_step)
+        return complete(run, on_step)
 
 
 def step_words(report: StepReport) -> str:
     """Return a step's figures in a few words."""
     return (
-        f"of {report.num_steps} steps · loss {report.loss:.3f} · "
+        f"step {report.step} · loss {report.loss:.3f} · "
         f"{report.positions_per_second:.0f} positions/s"
     )
 

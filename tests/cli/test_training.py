@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from redrafter_mlx.cli import bars
 from redrafter_mlx.cli.distill import distill
 from redrafter_mlx.cli.train import held_out_lines, step_words
+from redrafter_mlx.conversation import Conversation
 from redrafter_mlx.loading.drafter import load_drafter
 from redrafter_mlx.loading.model import LoadedModel
 from redrafter_mlx.training.corpus import open_corpus, read_shard
 from redrafter_mlx.training.evaluate import Measured
 from redrafter_mlx.training.trainer import StepReport
+from tests import small_tokenizers
 from tests.cli.conftest import Run
 from tests.cli.endless_model import NUM_TOKENS, LetterTokenizer
 from tests.toy import toy_model, toy_target
@@ -94,6 +100,32 @@ def test_texts_by_others_are_read(run: Run, tiny: LoadedModel, tmp_path: Path) -
     assert sample.answer[-1] == END
 
 
+@pytest.mark.parametrize("template", ["CHATML", "INST", "THINKING", "SWITCHED_THINKING"])
+def test_prompts_of_a_corpus_are_those_that_chat_sends(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, template: str
+) -> None:
+    """Law: answered or read, the ids before an answer are what chat asks the model."""
+    tokenizer = small_tokenizers.byte_level()
+    tokenizer.chat_template = getattr(small_tokenizers, template)
+    model = toy_model(toy_target(vocab_size=len(tokenizer)), tokenizer=tokenizer)
+    monkeypatch.setattr("redrafter_mlx.loading.model.load", lambda name, **_: model)
+    sent: list[list[int]] = []
+
+    def send(model: LoadedModel, tokens: list[int], *_: Any, **__: Any) -> Iterator[Any]:
+        sent.append(list(tokens))
+        yield from ()
+
+    monkeypatch.setattr("redrafter_mlx.conversation.stream_generate", send)
+    list(Conversation(model).ask("What is 0?"))
+    path = write_prompts(tmp_path, response="A number.")
+    for option in ("--prompts", "--read"):
+        out = tmp_path / option
+        result = run("distill", "--out", str(out), option, str(path), *DISTILL)
+        assert result.exit_code == 0, result.stderr
+        sample = read_shard(open_corpus(out).shards[0], len(tokenizer))[0]
+        assert sample.tokens[: sample.prompt_length].tolist() == sent[0]
+
+
 def test_built_in_prompts_serve_where_there_is_no_file(
     run: Run, tiny: LoadedModel, tmp_path: Path
 ) -> None:
@@ -129,6 +161,7 @@ def test_missing_matplotlib_is_one_line(
         (("train", "--corpus", "absent", "--out", "d", "--labels", "x"), 1, "labels is 'x'"),
         (("train", "--corpus", "absent", "--out", "d", "--head", "x"), 1, "head is 'x'"),
         (("train", "--corpus", "absent", "--out", "d", "--dtype", "x"), 2, "'x' is not one of"),
+        (("train", "--corpus", "x", "--out", "d", "--hidden-gb", "nan"), 1, "hidden_gb is nan"),
     ],
 )
 def test_faults_are_one_line(
@@ -154,7 +187,7 @@ def test_parting_of_training_and_held_out_part_is_a_warning() -> None:
     )
     _, warning = held_out_lines(report(0.6, 0.4))
     assert warning.startswith("Overfitting: accuracy at depth 1 is 0.600 in training and 0.400")
-    assert step_words(report(0.5, None)) == "of 40 steps · loss 1.250 · 321 positions/s"
+    assert step_words(report(0.5, None)) == "step 10 · loss 1.250 · 321 positions/s"
 
 
 def test_quiet_bar_tells_now_and_then_how_long_it_takes(
@@ -162,15 +195,29 @@ def test_quiet_bar_tells_now_and_then_how_long_it_takes(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(bars.time, "monotonic", lambda: now[0])
-    with bars.bar("Answering", 1000) as show:
+    with bars.bar("Answering") as answering:
         for done in range(0, 500, 100):
-            show(done, "5 tokens/s")
+            answering.show(done, 1000, "5 tokens/s")
             now[0] += 20
     shown = capsys.readouterr().err.splitlines()
     assert shown == [
         "Answering: 200 of 1000, 5 tokens/s, 3 min left",
         "Answering: 400 of 1000, 5 tokens/s, 2 min left",
     ]
+
+
+def test_line_that_stays_begins_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other two bars: older versions of rich refuse two at once."""
+    shown = io.StringIO()
+    monkeypatch.setattr(bars, "console", lambda: Console(file=shown, force_terminal=True))
+    monkeypatch.setattr(bars.sys.stderr, "isatty", lambda: True)
+    for text in ("Reading", "Training"):
+        with bars.bar(text) as showing:
+            showing.show(1, 4, "words")
+            showing.note("held out: loss 1.5")
+    assert shown.getvalue().count("25% words") >= 2
+    for before in shown.getvalue().split("held out: loss 1.5")[:2]:
+        assert re.search(r"\x1b\[2K(\x1b\[\d*m)*$", before), "the bar's line is wiped first"
 
 
 def test_help_names_the_options_of_the_library() -> None:
