@@ -2,7 +2,7 @@
 
 Four layers, hidden_size 128, a vocabulary of at most 4,096 tokens, trained with mlx-lm's model
 on short talks about a made-up village, which this script writes. OUT is a folder as
-mlx_lm.convert makes it; OUT/prompts.txt holds questions for distil.
+mlx_lm.convert makes it, there whole or not at all; OUT/prompts.txt holds questions for distil.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
+from mlx.utils import tree_flatten
+
+from redrafter_mlx.errors import CheckpointError
+from redrafter_mlx.folders import new_folder
 
 NAMES = ("Ada", "Bruno", "Clara", "Dario", "Edda", "Fritz", "Gina", "Hugo", "Ines", "Jonas", "Mila")
 TRADES = ("baker", "smith", "weaver", "miller", "painter", "doctor", "farmer", "tailor", "sailor")
@@ -145,6 +150,23 @@ def train(tokenizer: Any, config: dict[str, Any], steps: int) -> Any:
     return model
 
 
+def make_model(folder: Path, steps: int) -> None:
+    """Write tokenizer, weights and config.json."""
+    tokenizer = make_tokenizer(folder)
+    config = CONFIG | {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
+    weights = dict(tree_flatten(train(tokenizer, config, steps).parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def questions(num_draws: int) -> list[str]:
+    """Return the different ones of as many questions, in random order."""
+    source = talks(2)
+    lines = sorted({next(source)[0] for _ in range(num_draws)})
+    random.Random(3).shuffle(lines)
+    return lines
+
+
 def main() -> None:
     """Make the model's folder."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -152,19 +174,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--prompts", type=int, default=3000)
     options = parser.parse_args()
-    options.out.mkdir(parents=True)
-    tokenizer = make_tokenizer(options.out)
-    config = CONFIG | {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
-    model = train(tokenizer, config, options.steps)
-    from mlx.utils import tree_flatten
-
-    weights = dict(tree_flatten(model.parameters()))
-    mx.save_safetensors(str(options.out / "model.safetensors"), weights, {"format": "mlx"})
-    (options.out / "config.json").write_text(json.dumps(config, indent=2))
-    source = talks(2)
-    lines = sorted({next(source)[0] for _ in range(options.prompts)})
-    random.Random(3).shuffle(lines)
-    (options.out / "prompts.txt").write_text("\n".join(lines) + "\n")
+    try:
+        with new_folder(options.out) as folder:
+            make_model(folder, options.steps)
+            (folder / "prompts.txt").write_text("\n".join(questions(options.prompts)) + "\n")
+    except CheckpointError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":
