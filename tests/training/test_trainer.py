@@ -170,6 +170,11 @@ def test_long_gradients_are_cut_and_short_ones_are_not() -> None:
     assert cut_gradients(gradients, 9.0)[0]["b"].item() == 4.0
 
 
+def test_gradients_of_a_large_head_are_not_longer_than_they_seem() -> None:
+    _, norm = cut_gradients({"head": mx.full((2000, 4000), 0.1)}, 1.0)
+    assert norm.item() == pytest.approx(0.1 * 8e6**0.5, rel=1e-5)
+
+
 def test_parts_of_a_batch_add_up_to_the_whole(
     target: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
