@@ -191,26 +191,23 @@ def our_sides(model: LoadedModel, options: SideOptions) -> list[OurSide]:
         ConfigError: There is a grid of shapes, but no drafter.
     """
     plain = options.plain_config
-    sides = [_our_side(PLAIN, model, plain)]
     adapted = replace(plain, beam=None, use_lookup=options.uses_lookup, is_adaptive=True)
-    if model.drafter is None:
-        if options.shapes:
-            raise ConfigError(
-                f"{model.name} has no drafter, so there are no shapes to compare; name one by "
-                "--drafter."
-            )
-        lookup = [_our_side("lookup alone, adapted", model, adapted)]
-        return sides + (lookup if options.uses_lookup else [])
-    shape = model.beam_shape
-    words = " + lookup" if options.uses_lookup else ""
-    if shape.num_draft_steps > 0:
-        sides.append(_our_side(f"{shape_name(shape)} adapted{words}", model, adapted))
-    elif options.uses_lookup:  # measured: no draft pays here
-        sides.append(_our_side("lookup alone, adapted", model, adapted))
-    shapes = dict.fromkeys(([shape] if shape.num_draft_steps > 0 else []) + [*options.shapes])
-    for fixed in {shape_name(one): one for one in shapes}.values():
-        sides.append(_our_side(f"{shape_name(fixed)} fixed", model, replace(plain, beam=fixed)))
-    return sides
+    if model.drafter is None and options.shapes:
+        raise ConfigError(
+            f"{model.name} has no drafter, so there are no shapes to compare; name one by "
+            "--drafter."
+        )
+    usual = model.beam_shape
+    is_drafting = model.drafter is not None and usual.num_draft_steps > 0
+    configs = {PLAIN: plain}
+    if is_drafting:
+        words = " + lookup" if options.uses_lookup else ""
+        configs[f"{shape_name(usual)} adapted{words}"] = adapted
+    elif options.uses_lookup:
+        configs["lookup alone, adapted"] = adapted
+    for shape in (*([usual] if is_drafting else []), *options.shapes):
+        configs[f"{shape_name(shape)} fixed"] = replace(plain, beam=shape)
+    return [_our_side(name, model, config) for name, config in configs.items()]
 
 
 def shape_name(shape: BeamShape) -> str:
