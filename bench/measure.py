@@ -10,6 +10,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import median
 
 import mlx.core as mx
 
@@ -218,17 +219,19 @@ def _little_garbage() -> Iterator[None]:
 
 
 def time_phases(side: OurSide, prompts: Sequence[Sequence[int]], num_tokens: int) -> PhaseTimes:
-    """Return the time of each phase of a side's rounds, all of them waited for."""
+    """Return the time of each phase of a side's rounds, all of them waited for.
+
+    Of each phase it is the median over the prompts, so that no disturbance of one counts.
+    """
     timed = side.fresh(timed_every=1)
-    seconds = dict.fromkeys(PHASES, 0.0)
-    num_rounds = 0
-    for prompt in prompts:
-        stats = timed.answer(prompt, num_tokens).stats
-        num_rounds += stats.num_timed_rounds
-        for phase, value in stats.part_seconds.items():
-            seconds[phase] += value
-    return PhaseTimes(
-        configuration=side.configuration.name,
-        num_rounds=num_rounds,
-        **{f"{phase}_seconds": value for phase, value in seconds.items()},
-    )
+    answers = [timed.answer(prompt, num_tokens).stats for prompt in prompts]
+    counted = [stats for stats in answers if stats.num_timed_rounds]
+    num_rounds = sum(stats.num_timed_rounds for stats in counted)
+    seconds = {
+        f"{phase}_seconds": num_rounds
+        * median(one.part_seconds.get(phase, 0.0) / one.num_timed_rounds for one in counted)
+        if counted
+        else 0.0
+        for phase in PHASES
+    }
+    return PhaseTimes(side.configuration.name, num_rounds, **seconds)

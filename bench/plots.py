@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from redrafter_mlx.bench.results import PHASES, BenchResults
+from redrafter_mlx.bench.results import PHASES, BenchResults, Configuration
 from redrafter_mlx.bench.summary import Summary, summarize
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ MISSING = (
     "pip install 'redrafter-mlx[plots]'"
 )
 _WIDTH_INCHES, _HEIGHT_INCHES, _DOTS_PER_INCH = 7.0, 4.2, 150
-_BAR, _INCHES_PER_BAR = 0.6, 0.3
+_BAR, _INCHES_PER_LINE, _BARS_THAT_FIT = 0.6, 0.3, 9
+_LEGEND_COLUMNS = 3
+_DASHES = ("--", "-", ":", "-.")  # by the length's remainder: 2 is dotted, 5 is whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def _draw_speedup(axes: Axes, results: BenchResults, summaries: tuple[Summary, .
     axes.set_xticks(sorted({length for points in lines.values() for length, _ in points}))
     axes.set(xlabel="beam length", ylabel="times plain decoding")
     axes.set_title(_title(results, "speedup"))
-    axes.legend()
+    axes.figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS)
     return True
 
 
@@ -117,11 +119,14 @@ def _draw_milliseconds(axes: Axes, results: BenchResults, _: tuple[Summary, ...]
 
 
 def _draw_acceptance(axes: Axes, results: BenchResults, summaries: tuple[Summary, ...]) -> bool:
-    """Share of drafts kept, by depth."""
+    """Share of drafts kept, by depth: a colour a width, a dash a length."""
+    styles = {one.name: _style(one) for one in results.configurations}
     drafted = [one for one in summaries if one.acceptance_by_depth]
     for one in drafted:
         depths = range(1, len(one.acceptance_by_depth) + 1)
-        axes.plot(depths, one.acceptance_by_depth, marker="o", label=_plain(one.name))
+        colour, dash = styles[one.name]
+        shares = one.acceptance_by_depth
+        axes.plot(depths, shares, dash, color=colour, marker="o", label=_plain(one.name))
     if not drafted:
         return False
     deepest = max(len(one.acceptance_by_depth) for one in drafted)
@@ -130,17 +135,29 @@ def _draw_acceptance(axes: Axes, results: BenchResults, summaries: tuple[Summary
         xlabel="depth of the drafted token", ylabel="share of rounds that kept it", ylim=(0, 1)
     )
     axes.set_title(_title(results, "acceptance"))
-    axes.legend()
+    axes.figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS)
+    _grow(axes, len(drafted) / _LEGEND_COLUMNS)
     return True
+
+
+def _style(one: Configuration) -> tuple[str, str]:
+    if one.is_adaptive or one.beam_width is None or one.beam_length is None:
+        return "black", "--"
+    return f"C{one.beam_width - 1}", _DASHES[one.beam_length % len(_DASHES)]
 
 
 def _name_bars(axes: Axes, names: list[str]) -> None:
     """Name horizontal bars from the top down, and make room for them."""
     axes.set_yticks(range(len(names)), [_plain(name) for name in names])
     axes.invert_yaxis()
-    height = max(_HEIGHT_INCHES, 1.5 + _INCHES_PER_BAR * len(names))
+    _grow(axes, len(names) - _BARS_THAT_FIT)
+
+
+def _grow(axes: Axes, num_lines: float) -> None:
+    """Make a figure higher by so many lines."""
     figure = axes.get_figure(root=True)
     assert figure is not None
+    height = _HEIGHT_INCHES + _INCHES_PER_LINE * max(num_lines, 0)
     figure.set_size_inches(_WIDTH_INCHES, height)
 
 

@@ -158,7 +158,8 @@ class Trial:
 class PhaseTimes:
     """Seconds of the phases of a configuration's rounds, from a pass of its own.
 
-    To time a phase it must be waited for, so this pass is slower than the timed trials.
+    To time a phase it must be waited for, so this pass is slower than the timed trials. Of
+    each phase it is the median over a few prompts, times the rounds.
 
     Attributes:
         configuration: Its name.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
@@ -21,9 +22,11 @@ from redrafter_mlx.bench.results import MLX_LM, PHASES, PLAIN, SCHEMA_VERSION, B
 from redrafter_mlx.bench.sides import our_sides, peer_side, shape_name
 from redrafter_mlx.bench.store import RESULTS, Recorder, read_results
 from redrafter_mlx.config import BeamShape, SamplingConfig
+from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.errors import ConfigError, PromptError
 from redrafter_mlx.generation import generate
 from tests.bench.synthetic_results import MACHINE, TARGET
+from tests.bench.synthetic_results import PLAIN as PLAIN_CONFIGURATION
 from tests.bench.tiny import GREEDY, QUESTIONS, SUITE, fake_sides, loaded, tiny_folder, tiny_model
 from tests.toy import Oracle
 
@@ -215,6 +218,23 @@ def test_phases_come_from_a_pass_of_their_own(tmp_path):
     timed = side.fresh(timed_every=1)
     assert timed.model.pace is not side.model.pace
     assert time_phases(side, [[1, 2, 3]], 8).configuration == side.configuration.name
+
+
+def test_one_disturbed_prompt_changes_no_phase():
+    """Two rounds a prompt; in the second one the machine stood still while it drafted."""
+    seconds = [0.02, 9.0, 0.04]
+    stats = [
+        DecodeStats(num_timed_rounds=2, part_seconds={"draft": value, "verify": 0.2})
+        for value in seconds
+    ]
+    answers = iter([*stats, DecodeStats()])
+    timed = SimpleNamespace(answer=lambda *_: SimpleNamespace(stats=next(answers)))
+    side = SimpleNamespace(configuration=PLAIN_CONFIGURATION, fresh=lambda *, timed_every: timed)
+    found = time_phases(side, [[1]] * 4, 8)
+    assert found.num_rounds == 6
+    assert found.draft_seconds == pytest.approx(6 * 0.02)
+    assert found.verify_seconds == pytest.approx(6 * 0.1)
+    assert found.commit_seconds == 0.0
 
 
 def test_every_side_has_an_experience_of_its_own():
