@@ -9,7 +9,15 @@ from dataclasses import asdict, fields
 
 from redrafter_mlx.bench.beside import Figures, beside_notes, beside_published
 from redrafter_mlx.bench.compare import ComparedResults
-from redrafter_mlx.bench.results import PHASES, PLAIN, BenchResults, Machine, Trial, WeightsRecord
+from redrafter_mlx.bench.results import (
+    PHASES,
+    PLAIN,
+    BenchResults,
+    Configuration,
+    Machine,
+    Trial,
+    WeightsRecord,
+)
 from redrafter_mlx.bench.summary import Spread, Summary, summarize
 
 _GIB = 2**30
@@ -97,9 +105,19 @@ def _setting(results: BenchResults) -> str:
         f"- target: {_weights(results.target)}",
         f"- drafter: {_weights(results.drafter) if results.drafter else 'none'}",
         f"- suite: {results.suite}, started {results.started_at}",
+        *(f"- answers: {text}" for text in dict.fromkeys(map(answers, results.configurations))),
         *(f"- note: {note}" for note in results.notes),
     ]
     return "\n".join(_cell(line) for line in lines) + "\n"
+
+
+def answers(one: Configuration) -> str:
+    """Return how answers are chosen and where they end: the same for all sides."""
+    how = "greedy"
+    if one.temperature > 0:
+        how = f"temperature {one.temperature:g}, top-p {one.top_p:g}, seed {one.seed}"
+    end = ", past any end of sequence" if one.ignores_eos else ""
+    return f"{how}, up to {one.max_tokens} tokens{end}"
 
 
 def _machine(machine: Machine) -> str:
@@ -126,12 +144,13 @@ def _speed_table(summaries: Sequence[Summary]) -> str:
         ]
         for one in summaries
     ]
+    if not summaries:
+        return markdown_table(head, rows) + "\nNo trial was finished.\n"
     passes = sorted({one.num_passes for one in summaries})
+    counted = "one pass" if passes == [1] else f"{' or '.join(map(str, passes))} passes"
     note = (
-        f"Median (least to most): tokens/s over {' or '.join(map(str, passes))} passes over the "
-        "questions, ratios over the questions. Prefill is apart; every round is counted.\n"
-        if summaries
-        else "No trial was finished.\n"
+        f"Median (least to most): tokens/s over {counted} over the questions, ratios over the "
+        "questions. Prefill is apart; every round is counted.\n"
     )
     return markdown_table(head, rows) + "\n" + note
 

@@ -49,12 +49,14 @@ def _show_line(text: str) -> None:
 
 
 def _title(results: BenchResults) -> str:
+    from redrafter_mlx.bench.report import answers
+
     target, machine = results.target, results.machine
     bits = f" in {target.bits} bits" if target.bits else ""
     asked = len({(trial.question_id, trial.turn) for trial in results.trials})
     return (
         f"{target.name}{bits}, {target.dtype}, on {machine.chip} ({machine.device}); "
-        f"{results.suite}: {render.counted(asked, 'prompt')}"
+        f"{results.suite}: {render.counted(asked, 'prompt')}, {answers(results.configurations[0])}"
     )
 
 

@@ -102,6 +102,23 @@ def test_an_answer_of_one_token_has_no_speed():
     assert "| plain | 0.00" in report(replace(results, trials=(short,)))
 
 
+def test_a_report_says_how_answers_are_chosen_and_where_they_end():
+    results = synthetic_results()
+    assert "- answers: greedy, up to 21 tokens, past any end of sequence\n" in report(results)
+    changed = tuple(
+        replace(one, temperature=0.7, top_p=0.9, seed=3, ignores_eos=False)
+        for one in results.configurations
+    )
+    line = "- answers: temperature 0.7, top-p 0.9, seed 3, up to 21 tokens\n"
+    assert line in report(replace(results, configurations=changed))
+
+
+def test_one_pass_is_told_as_one():
+    results = synthetic_results()
+    assert "tokens/s over 2 passes over" in report(results)
+    assert "tokens/s over one pass over" in report(replace(results, trials=results.trials[:8]))
+
+
 def test_the_report_is_the_golden_one():
     assert report(synthetic_results()) == (GOLDEN / "report.md").read_text(encoding="utf-8")
 

@@ -66,6 +66,7 @@ def test_it_measures_shows_and_writes(
     assert len(results.trials) == 3 * 2 * 2 == len(keys(results))
     assert {file.name for file in Path("out").iterdir()} == FILES | PLOTS
     assert "toy, float32, on " in result.stdout
+    assert "; quick: 2 prompts, greedy, up to 6 tokens" in result.stdout
     for name in ("plain", "(1,4) adapted + lookup", "(1,4) fixed"):
         assert result.stdout.count(f"\n{name}") == 2
     assert "Report: out/report.md" in result.stdout
