@@ -56,20 +56,35 @@ def beams_of(drafted, next_token: int, width: int) -> dict[tuple[int, ...], floa
     return beams
 
 
-def test_every_golden_beam_of_apples_drafter_is_reproduced(whole_drafter):
-    """Law: equal as sets, joint log-probabilities within 2e-3."""
+def beam_cases():
+    """Return 40 cases with their hidden states, (1, 576) each."""
     hidden = np.load(GOLDEN / "drafter_beams_hidden.npy")
     cases = json.loads((GOLDEN / "drafter_beams.json").read_text())["cases"]
-    assert len(cases) == 40
-    for number, case in enumerate(cases):
-        for name, golden in case["beams"].items():
-            shape = BeamShape(*(int(size) for size in name.split(",")))
-            state, token = mx.array(hidden[number : number + 1]), case["next_token"]
-            drafted = draft(whole_drafter, state, mx.array([token]), shape)
-            ours = beams_of(drafted, token, shape.beam_width)
-            expected = {tuple(beam["draft_tokens"]): beam["log_prob"] for beam in golden}
-            assert ours.keys() == expected.keys(), (number, name)
-            assert max(abs(ours[beam] - expected[beam]) for beam in ours) < 2e-3
+    assert len(cases) == len(hidden) == 40
+    return [(case, mx.array(state[None])) for case, state in zip(cases, hidden, strict=True)]
+
+
+def check_golden_beams(drafter, case, hidden, name: str) -> None:
+    """Assert equal beams as sets, and joint log-probabilities within 2e-3."""
+    shape = BeamShape(*(int(size) for size in name.split(",")))
+    drafted = draft(drafter, hidden, mx.array([case["next_token"]]), shape)
+    ours = beams_of(drafted, case["next_token"], shape.beam_width)
+    expected = {tuple(beam["draft_tokens"]): beam["log_prob"] for beam in case["beams"][name]}
+    assert ours.keys() == expected.keys(), name
+    assert max(abs(ours[beam] - expected[beam]) for beam in ours) < 2e-3
+
+
+def test_golden_beams_of_apples_drafter_are_reproduced(whole_drafter):
+    """Every state is drafted from, with one of the five shapes in turn."""
+    for number, (case, hidden) in enumerate(beam_cases()):
+        check_golden_beams(whole_drafter, case, hidden, list(case["beams"])[number % 5])
+
+
+@pytest.mark.slow
+def test_every_golden_beam_of_apples_drafter_is_reproduced(whole_drafter):
+    for case, hidden in beam_cases():
+        for name in case["beams"]:
+            check_golden_beams(whole_drafter, case, hidden, name)
 
 
 def greedy_cases():
@@ -87,12 +102,10 @@ def check_golden_text(model, case, shape: BeamShape) -> None:
         assert case["top2_margin"][place] < 1e-3, (case["id"], shape, place)
 
 
-@pytest.mark.parametrize("shape", [PLAIN, BeamShape(2, 4)], ids=str)
-def test_short_golden_texts_of_transformers_are_reproduced(smollm2, shape):
-    short = [case for case in greedy_cases() if len(case["greedy_ids"]) < 96]
-    assert len(short) == 2
-    for case in short:
-        check_golden_text(smollm2, case, shape)
+@pytest.mark.parametrize(("size", "shape"), [(12, PLAIN), (30, BeamShape(2, 4))])
+def test_short_golden_texts_of_transformers_are_reproduced(smollm2, size, shape):
+    (case,) = (case for case in greedy_cases() if len(case["greedy_ids"]) == size)
+    check_golden_text(smollm2, case, shape)
 
 
 @pytest.mark.slow
@@ -113,7 +126,7 @@ def test_the_same_seed_gives_the_same_text_with_the_drafter_and_without(smollm2)
     prompt = smollm2.tokenizer.encode("The lighthouse keeper opened the door and")
     sampling = SamplingConfig(temperature=0.8, top_p=0.95, seed=3)
     config = GenerationConfig(
-        max_tokens=24, sampling=sampling, beam=BeamShape(2, 4), is_adaptive=False
+        max_tokens=12, sampling=sampling, beam=BeamShape(2, 4), is_adaptive=False
     )
     plain_config = replace(config, beam=PLAIN)
     texts = [
@@ -130,7 +143,9 @@ def test_the_packaged_drafter_was_made_for_this_model_and_guesses_right(smollm2)
     assert origin == identify("smollm2-135m", smollm2.target)
     prompt = smollm2.tokenizer.encode("Once upon a time, there was a little girl who")
     stats = DecodeStats()
-    config = GenerationConfig(max_tokens=32, beam=BeamShape(2, 4))
+    config = GenerationConfig(
+        max_tokens=24, beam=BeamShape(2, 4), is_adaptive=False, use_lookup=False
+    )
     list(decode(smollm2, smollm2.target.make_kv_cache(), prompt, config, stats))
     assert stats.tokens_per_round > 1.2
 

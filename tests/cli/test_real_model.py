@@ -27,8 +27,8 @@ def model(smollm2: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> LoadedModel:
 
 
 def test_generate_shows_the_answer_of_the_library(run: Run, model: LoadedModel) -> None:
-    answer = generate(model, chat_prompt(model, QUESTION), GenerationConfig(max_tokens=24))
-    command = ("generate", "--prompt", QUESTION, "--max-tokens", "24")
+    answer = generate(model, chat_prompt(model, QUESTION), GenerationConfig(max_tokens=8))
+    command = ("generate", "--prompt", QUESTION, "--max-tokens", "8")
     assert run(*command).stdout == answer.text + "\n"
     shown = json.loads(run(*command, "--json").stdout)
     assert shown["text"] == answer.text
@@ -39,7 +39,7 @@ def test_generate_shows_the_answer_of_the_library(run: Run, model: LoadedModel) 
 
 def test_second_turn_reuses_the_first(run: Run, model: LoadedModel) -> None:
     first, second = "My name is Ada.", "What is my name?"
-    result = run("chat", "--max-tokens", "16", stdin=f"{first}\n{second}\n/stats\n")
+    result = run("chat", "--max-tokens", "6", stdin=f"{first}\n{second}\n/stats\n")
     assert result.exit_code == 0
     found = re.search(r"(\d+) of (\d+) prompt tokens cached", result.stderr)
     assert found is not None
