@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from redrafter_mlx.config import DrafterConfig, Quantization
+from redrafter_mlx.config import DrafterConfig, GenerationConfig, Quantization
 from redrafter_mlx.generation import generate
 from redrafter_mlx.loading.model import LoadedModel
 from redrafter_mlx.loading.target import identify
 from redrafter_mlx.models.decoder import Decoder
-from redrafter_mlx.prompts import tune_prompts
+from redrafter_mlx.prompts import bench_prompts, tune_prompts
 from redrafter_mlx.weights import load_tensors, read_json
 from tests.cli.conftest import Run
 from tests.cli.endless_model import LetterTokenizer
@@ -130,16 +129,23 @@ def test_without_a_corpus_the_targets_own_answers_are_counted(
     monkeypatch.setattr(
         "redrafter_mlx.generation.chat_prompt", lambda model, text: tokenizer.encode(text[:2])
     )
+    prompts = [*tune_prompts()[:2], *bench_prompts()[:2]]
+    monkeypatch.setattr("redrafter_mlx.prompts.tune_prompts", lambda: prompts[:2])
+    monkeypatch.setattr("redrafter_mlx.prompts.bench_prompts", lambda: prompts[2:])
+    monkeypatch.setattr("redrafter_mlx.cli.import_drafter.ANSWER_TOKENS", 24)
     source, out = write_drafter(tmp_path / "source"), tmp_path / "out"
     options = ("--target", "tiny", "--draft-vocab", "20")
     result = run("convert", str(source), "--out", str(out), *options)
     assert result.exit_code == 0
-    assert "Counting in tiny's answers" in result.stderr
-    kept = set(np.array(load_tensors(out)["draft_vocab"]).tolist())
-    assert len(kept) == 20
-    answers = [generate(model, tokenizer.encode(p.text[:2])) for p in tune_prompts()]
-    counts = Counter(token for answer in answers for token in answer.tokens)
-    assert {token for token, _ in counts.most_common(5)} <= kept
+    assert "Counting in tiny's answers to 4 prompts" in result.stderr
+    counts = np.zeros(CONFIG.vocab_size, int)
+    for prompt in prompts:
+        config = GenerationConfig(max_tokens=24)
+        answer = generate(model, tokenizer.encode(prompt.text[:2]), config)
+        np.add.at(counts, [*answer.prompt_tokens, *answer.tokens], 1)
+    ranked = [token for token in np.argsort(-counts, kind="stable").tolist() if token != EOS]
+    assert np.count_nonzero(counts) > 20
+    assert load_tensors(out)["draft_vocab"].tolist() == sorted([*ranked[:19], EOS])
 
 
 def test_a_drafter_goes_back_to_pytorch_bit_for_bit(run: Run, tmp_path: Path) -> None:
