@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Sequence
 from importlib import import_module
-from itertools import islice
+from itertools import islice, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -282,14 +282,19 @@ def test_streaming_adds_up_to_the_text_of_the_tokens(toy: LoadedModel) -> None:
         assert plain.text
 
 
+@pytest.fixture(scope="module")
+def whole(toy: LoadedModel) -> tuple[int, ...]:
+    config = GenerationConfig(max_tokens=14, beam=PLAIN, ignore_eos=True)
+    return generate(toy, [5, 9, 1], config).tokens
+
+
 @pytest.mark.parametrize("beam", SHAPES)
 @pytest.mark.parametrize("count", range(1, 11))
 def test_closing_leaves_a_cache_to_go_on_with(
-    toy: LoadedModel, beam: BeamShape, count: int
+    toy: LoadedModel, whole: tuple[int, ...], beam: BeamShape, count: int
 ) -> None:
     """The real decode: closed anywhere, the cache and the ids so far continue the answer."""
     config = GenerationConfig(max_tokens=14, beam=beam, ignore_eos=True)
-    whole = generate(toy, [5, 9, 1], config).tokens
     kv_cache = toy.target.make_kv_cache()
     chunks = stream_generate(toy, [5, 9, 1], config, kv_cache=kv_cache)
     tokens = [next(chunks).token for _ in range(count)]
@@ -316,34 +321,53 @@ def test_without_a_tokenizer_there_are_ids_and_no_text() -> None:
         generate(model, "text")
 
 
+@pytest.fixture(scope="module")
+def plain(toy: LoadedModel) -> LoadedModel:
+    return toy_model(toy.target, tokenizer=toy.tokenizer)
+
+
+@pytest.fixture(scope="module")
+def plain_tokens(plain: LoadedModel) -> tuple[int, ...]:
+    return generate(plain, PROMPT, GenerationConfig(max_tokens=16)).tokens
+
+
+@pytest.fixture(scope="module")
+def stopped(
+    plain: LoadedModel, plain_tokens: tuple[int, ...]
+) -> dict[int, list[tuple[str, Answer]]]:
+    """Return stop strings of one, two and three tokens, and what plain decoding makes of each."""
+    found: dict[int, list[tuple[str, Answer]]] = {size: [] for size in (1, 2, 3)}
+    for size, start in product(found, range(12)):
+        stop = decode_tokens(plain.tokenizer, plain_tokens[start : start + size])
+        if stop and stop.isprintable():
+            config = GenerationConfig(max_tokens=16, stop=(stop,), use_lookup=False)
+            found[size].append((stop, generate(plain, PROMPT, config)))
+    return found
+
+
 @pytest.mark.parametrize("num_tokens", [1, 2, 3])
 @pytest.mark.parametrize("length", [2, 3, 4, 5])
 def test_a_stop_string_ends_the_answer_at_every_depth_of_an_accepted_run(
-    length: int, num_tokens: int
+    plain: LoadedModel,
+    plain_tokens: tuple[int, ...],
+    stopped: dict[int, list[tuple[str, Answer]]],
+    length: int,
+    num_tokens: int,
 ) -> None:
     """Law: text, ids, counts and cache are those of plain decoding with that stop string."""
-    tokenizer = byte_level()
-    target = toy_target(vocab_size=len(tokenizer))
-    whole = generate(
-        toy_model(target, tokenizer=tokenizer), PROMPT, GenerationConfig(max_tokens=16)
-    )
-    drafter = Oracle(target, PROMPT, list(whole.tokens))
-    num_stopped = 0
-    for start in range(12):
-        stop = decode_tokens(tokenizer, whole.tokens[start : start + num_tokens])
-        if not stop.isprintable() or not stop:
-            continue
+    drafter = Oracle(plain.target, PROMPT, list(plain_tokens))
+    for stop, expected in stopped[num_tokens]:
         config = GenerationConfig(max_tokens=16, stop=(stop,), beam=BeamShape(2, length))
-        plain = generate(toy_model(target, tokenizer=tokenizer), PROMPT, config)
-        model = toy_model(target, drafter, tokenizer=tokenizer)
-        kv_cache = target.make_kv_cache()
+        model = toy_model(plain.target, drafter, tokenizer=plain.tokenizer)
+        kv_cache = plain.target.make_kv_cache()
         chunks = list(stream_generate(model, PROMPT, config, kv_cache=kv_cache))
         answer = Answer.of(chunks, PROMPT)
-        assert (answer.text, answer.tokens) == (plain.text, plain.tokens)
+        assert (answer.text, answer.tokens) == (expected.text, expected.tokens)
         assert answer.finish_reason == "stop"
         assert stop not in answer.text
+        assert stop in decode_tokens(plain.tokenizer, answer.tokens)
+        assert stop not in decode_tokens(plain.tokenizer, answer.tokens[:-1])
         assert kv_cache.offset == len(PROMPT) + len(answer.tokens) - 1
         assert answer.stats.emitted_tokens == len(answer.tokens)
         assert sum(answer.stats.accepted_by_depth) < len(answer.tokens)
-        num_stopped += 1
-    assert num_stopped >= 4
+    assert len(stopped[num_tokens]) >= 4
