@@ -107,12 +107,21 @@ def test_overfitted_drafter_is_always_right_and_generate_agrees(
         assert real.num_rounds == full
 
 
+@pytest.fixture(scope="module")
+def half_trained(
+    tmp_path_factory: pytest.TempPathFactory, target: Decoder, answers: list[Sample]
+) -> RecurrentDrafter:
+    return train_on(target, answers, tmp_path_factory.mktemp("run"), steps=12)
+
+
 @pytest.mark.parametrize("shape", [(1, 5), (2, 4), (3, 3)])
 def test_half_trained_drafter_does_as_well_in_generate_as_training_says(
-    tmp_path: Path, target: Decoder, answers: list[Sample], shape: tuple[int, int]
+    half_trained: RecurrentDrafter,
+    target: Decoder,
+    answers: list[Sample],
+    shape: tuple[int, int],
 ) -> None:
-    network = train_on(target, answers, tmp_path, steps=12)
-    drafter, beam = Drafter(network, target), BeamShape(*shape)
+    drafter, beam = Drafter(half_trained, target), BeamShape(*shape)
     reader, walk = HiddenReader(target), Walk(0, 0)
     for sample in answers:
         walk += walk_text(drafter, reader.read(sample), sample.answer, beam)
@@ -120,7 +129,7 @@ def test_half_trained_drafter_does_as_well_in_generate_as_training_says(
     assert 1.1 < real.tokens_per_round < 4.0
     assert walk.tokens_per_round == pytest.approx(real.tokens_per_round, rel=0.02)
     if shape == (1, DEPTHS + 1):
-        found = predicted(network, target, answers)
+        found = predicted(half_trained, target, answers)
         assert found.tokens_per_round == pytest.approx(real.tokens_per_round, rel=0.02)
 
 
