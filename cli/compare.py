@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from redrafter_mlx.cli import render
-from redrafter_mlx.config import PLAIN_BEAM_SHAPE, GenerationConfig
+from redrafter_mlx.config import PLAIN_BEAM_SHAPE, GenerationConfig, SamplingConfig
 
 if TYPE_CHECKING:
     from redrafter_mlx.generation import Answer
@@ -32,11 +33,18 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place where the token ids differ; None is the end of a shorter answer."""
+    """The first place where the token ids differ.
+
+    Attributes:
+        index: From 0.
+        drafted: The id there, None at the end of a shorter answer; likewise ``plain``.
+        margin: Gap there between the two best scores, None where the filters leave one token.
+    """
 
     index: int
     drafted: int | None
     plain: int | None
+    margin: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +69,11 @@ class Comparison:
         if self.difference is None:
             return f"{speedup}the same {render.counted(self.num_tokens, 'token id')}"
         where = self.difference
+        gap = "" if where.margin is None else f"; the two best scores are {where.margin:.2g} apart"
         return (
             f"{speedup}the token ids differ from token {where.index + 1} on (drafted "
-            f"{where.drafted}, plain {where.plain}): in low precision two tokens that are nearly "
-            "as likely may change places, --dtype float32 makes that rare"
+            f"{where.drafted}, plain {where.plain}{gap}): in low precision two tokens that are "
+            "nearly as likely may change places, --dtype float32 makes that rare"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,7 +104,7 @@ def compare(model: LoadedModel, prompt: Sequence[int], config: GenerationConfig)
         drafted=_speed_of(first, fourth),
         plain=_speed_of(second, third),
         num_tokens=len(first.tokens),
-        difference=_first_difference(first.tokens, second.tokens),
+        difference=_first_difference(model, first, second, config.sampling),
     )
 
 
@@ -110,8 +119,14 @@ def _speed_of(*answers: Answer) -> Speed:
     )
 
 
-def _first_difference(drafted: Sequence[int], plain: Sequence[int]) -> Difference | None:
-    for index, (left, right) in enumerate(zip_longest(drafted, plain)):
+def _first_difference(
+    model: LoadedModel, drafted: Answer, plain: Answer, sampling: SamplingConfig
+) -> Difference | None:
+    from redrafter_mlx.decoding.margin import choice_margin
+
+    for index, (left, right) in enumerate(zip_longest(drafted.tokens, plain.tokens)):
         if left != right:
-            return Difference(index, left, right)
+            prefix = [*plain.prompt_tokens, *plain.tokens[:index]]
+            margin = choice_margin(model.target, prefix, sampling)
+            return Difference(index, left, right, margin if math.isfinite(margin) else None)
     return None

@@ -38,6 +38,7 @@ FLOORS = (
     ("convert", "models"),
     ("decoding.beam", "decoding.profile", "loading"),
     (
+        "decoding.margin",
         "decoding.prefill",
         "decoding.round",
         "decoding.wired",

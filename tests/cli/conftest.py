@@ -39,6 +39,7 @@ def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeLibrary:
     monkeypatch.setattr(generate, "chat_prompt", fake.chat_prompt)
     monkeypatch.setattr("redrafter_mlx.text.encode", fake.encode)
     monkeypatch.setattr(conversation, "Conversation", FakeConversation)
+    monkeypatch.setattr("redrafter_mlx.decoding.margin.choice_margin", lambda *_: 0.125)
     return fake
 
 

@@ -338,9 +338,12 @@ def test_compare_tells_where_ids_differ(
     library.plain_tokens = plain_tokens
     comparison = read_json(run(*ASK, "--compare", "--json").stdout)["comparison"]
     assert comparison["agrees"] is False
-    assert comparison["difference"] == {"index": index, "drafted": drafted, "plain": plain}
+    assert comparison["difference"] == {
+        "index": index, "drafted": drafted, "plain": plain, "margin": 0.125,
+    }  # fmt: skip
     shown = run(*ASK, "--compare")
-    assert f"differ from token {index + 1} on (drafted {drafted}, plain {plain})" in shown.stderr
+    assert f"differ from token {index + 1} on (drafted {drafted}, plain {plain}; " in shown.stderr
+    assert "the two best scores are 0.12 apart" in shown.stderr
     assert shown.exit_code == 0
 
 
