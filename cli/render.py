@@ -169,7 +169,7 @@ def stats_details(stats: DecodeStats) -> None:
     note(f"accepted by source: {sources or 'none'}")
     note(
         f"{counted(stats.num_rounds, 'round')}, {stats.num_plain_steps} of them plain, "
-        f"{stats.verified_rows} rows"
+        f"{stats.verified_rows} rows, {stats.accepted_per_round:.2f} guesses kept a round"
     )
     parts = ", ".join(f"{name} {value:.1f}" for name, value in stats.part_milliseconds.items())
     if parts:

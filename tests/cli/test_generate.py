@@ -101,6 +101,8 @@ def test_stats_times_some_rounds_and_shows_what_was_accepted(
     result = run(*ASK, "--stats")
     assert library.runs[0][1].timed_every > 0
     assert "accepted by depth" in result.stderr
+    assert "tokens/round" in result.stderr
+    assert "guesses kept a round" in result.stderr
     assert "accepted by" not in run(*ASK).stderr
 
 
