@@ -220,6 +220,14 @@ def check_print(modules: list[Module]) -> Iterator[str]:
                 yield module.at(node.lineno, "print belongs in cli/render.py")
 
 
+def check_kernels(modules: list[Module]) -> Iterator[str]:
+    """No kernel of our own: a wrong one hangs the GPU or reads freed memory, MLX's are tested."""
+    for module in modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Attribute) and node.attr in ("metal_kernel", "cuda_kernel"):
+                yield module.at(node.lineno, "a kernel of our own; compose MLX's operations")
+
+
 def check_sizes(modules: list[Module]) -> Iterator[str]:
     """Functions and files stay short."""
     for module in modules:
@@ -242,6 +250,7 @@ RULES: tuple[Rule, ...] = (
     check_import_names,
     check_heavy_imports,
     check_print,
+    check_kernels,
     check_sizes,
 )
 
@@ -305,6 +314,7 @@ BREACHES: tuple[tuple[Rule, str, str, str], ...] = (
     (check_heavy_imports, "decoding.stats", "def f():\n    import mlx.core", "must not need mlx"),
     (check_heavy_imports, "cli.main", "import mlx.core as mx", "import mlx inside"),
     (check_print, "text", "print('x')", "print belongs in cli/render.py"),
+    (check_kernels, "weights", "def f(mx):\n    mx.fast.metal_kernel()", "a kernel of our own"),
     (check_sizes, "text", LONG_FUNCTION, "f has 51 lines; at most 50"),
     (check_sizes, "text", "x = 1\n" * (MAX_FILE_LINES + 1), "301 lines"),
 )

@@ -390,6 +390,20 @@ def test_a_thousand_rounds_in_little_memory_change_nothing():
         mx.set_cache_limit(old_limit)
 
 
+@pytest.mark.slow
+def test_compiled_rounds_give_the_same_text_from_shape_to_shape():
+    """Law: what was compiled for one number of rows is right for the next."""
+    target = toy_target()
+    model = toy_model(target, toy_drafter(target))
+    expected = answer(toy_model(target))
+    mx.enable_compile()
+    try:
+        for shape in [*SHAPES, *reversed(SHAPES)]:
+            assert answer(model, beam=shape) == expected
+    finally:
+        mx.disable_compile()
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_a_choice_that_was_not_ranked_far_enough_is_made_again(monkeypatch, seed):
     """Law: with next to no candidates ranked, the text is still plain decoding's."""

@@ -1,6 +1,7 @@
 """Laws of the target: mlx-lm's logits, and a tree that means its paths."""
 
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -130,12 +131,50 @@ def test_prefill_in_chunks_equals_prefill_at_once():
     assert mx.abs(whole - mx.concatenate(parts)).max().item() < 1e-4
 
 
-def test_the_compiled_half_equals_the_same_uncompiled_for_every_number_of_rows() -> None:
+@pytest.fixture
+def compiled() -> Iterator[None]:
+    """Compile as users' runs do."""
+    mx.enable_compile()
+    yield
+    mx.disable_compile()
+
+
+@pytest.mark.slow
+def test_the_compiled_half_equals_the_same_uncompiled_for_every_number_of_rows(
+    compiled: None,
+) -> None:
     for rows in (1, 3, 7, 1, 16, 3):
         gate, up = mx.random.normal((2, 1, rows, 48), key=mx.random.key(rows))
         expected = gate / (1 + mx.exp(-gate)) * up
         assert swiglu(gate, up).shape == (1, rows, 48)
         assert mx.allclose(swiglu(gate, up), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_row_of_a_tree_is_masked_from_everything(seed: int) -> None:
+    """Law: softmax over nothing would be NaN, and a row sees itself at least."""
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng, int(rng.integers(2, 65)), 50)
+    for offset in (0, 40):
+        mask = RowLayout.for_pass(tree.num_rows, offset, tree).mask
+        if isinstance(mask, mx.array):
+            assert mask.any(axis=-1).all().item()
+
+
+def test_what_the_cache_holds_behind_its_offset_poisons_no_row() -> None:
+    decoder = toy_target()
+    rng = np.random.default_rng(1)
+    tree, tokens = random_tree(rng, 20, 50), mx.arange(30)
+    logits = []
+    for junk in (0.0, mx.nan):
+        kv_cache = decoder.make_kv_cache()
+        decoder(tokens, kv_cache)
+        kv_cache.commit(range(30))
+        for buffer in kv_cache.arrays:
+            buffer[:, :, 30:] = junk
+        logits.append(decoder.logits(decoder(mx.array(tree.tokens), kv_cache, tree)))
+    assert mx.isfinite(logits[1]).all().item()
+    assert mx.array_equal(logits[0], logits[1])
 
 
 def test_the_mask_of_a_tree_takes_a_byte_an_entry() -> None:
