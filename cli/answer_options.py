@@ -64,7 +64,6 @@ class AnswerOptions:
         int | None,
         typer.Option(help="Tokens of a continuation, 1 decodes plainly; else as suits the device."),
     ] = None
-
     no_lookup: Annotated[
         bool, typer.Option("--no-lookup", help="Guess nothing from what the text said before.")
     ] = False

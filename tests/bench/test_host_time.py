@@ -1,0 +1,25 @@
+"""The host's time: both sides decode the same text of the same small model."""
+
+from __future__ import annotations
+
+from redrafter_mlx.bench.host_time import (
+    PROMPT,
+    mlx_lm_model,
+    mlx_lm_tokens,
+    our_rounds,
+    small_drafter,
+    small_target,
+)
+from redrafter_mlx.config import BeamShape, GenerationConfig
+from redrafter_mlx.decoding.decode import decode
+from redrafter_mlx.decoding.stats import DecodeStats
+from tests.toy import toy_model
+
+
+def test_both_sides_run_the_same_model() -> None:
+    target = small_target()
+    model = toy_model(target, small_drafter(target))
+    config = GenerationConfig(max_tokens=4, beam=BeamShape(2, 4), is_adaptive=False)
+    ours = list(decode(model, target.make_kv_cache(), PROMPT, config, DecodeStats()))
+    assert ours == list(mlx_lm_tokens(mlx_lm_model(target), 4))
+    assert our_rounds(model, BeamShape(2, 4), 4) > 0.0
