@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -26,7 +27,7 @@ from redrafter_mlx.models.decoder import Decoder
 from redrafter_mlx.models.matrix import Matrix
 from tests.toy import randomize, toy_target
 
-SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 NUM_TOKENS, MAX_ROWS, MAX_DEPTH = 100, 64, 8
 # Dtype, and bits where quantised.
 PRECISIONS = {
