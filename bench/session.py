@@ -33,6 +33,12 @@ class Place:
     is_resumed: bool = False
     drafter: Path | None = None
 
+    def require_free(self) -> None:
+        """Refuse a folder that is taken, unless its results are gone on with."""
+        if not self.is_resumed:
+            advice = "choose another, or go on with results that are there by --resume"
+            require_free(self.folder, advice)
+
 
 @dataclass(frozen=True, slots=True)
 class Session:
@@ -67,8 +73,7 @@ def begin(
         ConfigError: There are shapes to compare, but no drafter.
         PromptError: No question fits the model, or it has no second turns.
     """
-    if not place.is_resumed:
-        require_free(place.folder)
+    place.require_free()
     if suite.num_turns > 1 and not has_chat_template(model.tokenizer):
         raise PromptError(
             f"{model.name} has no chat template, so there is no second turn; leave --turns out."

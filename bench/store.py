@@ -116,11 +116,13 @@ def _identity(results: BenchResults) -> Mapping[str, str]:
         **{f"version of {name}": version for name, version in machine.packages.items()},
         **{f"target's {name}": value for name, value in asdict(results.target).items()},
         "drafter": None,
+        "set of sides (tune changes it, too)": ", ".join(
+            one.name for one in results.configurations
+        ),
         **{
-            f"configuration {one.name!r}": ", ".join(
-                f"{key} {value}" for key, value in asdict(one).items() if key != "name"
-            )
+            f"{key} of {one.name}": value
             for one in results.configurations
+            for key, value in asdict(one).items()
         },
     }
     if results.drafter:

@@ -199,16 +199,14 @@ def _measure(
     output: ResultOptions,
 ) -> None:
     from redrafter_mlx.bench.session import Place, begin
-    from redrafter_mlx.folders import require_free
 
     folder = output.folder
-    if not output.resume:
-        require_free(folder)
+    place = Place(folder, output.resume, model_options.drafter)
+    place.require_free()
     suite = suite_options.load()
     options = decoding.side_options(suite)
     model = replace(model_options, dtype=_dtype(suite, model_options.dtype)).load()
     num_trials = suite_options.trials or suite.num_trials
-    place = Place(folder, output.resume, model_options.drafter)
     with progress.activity("Preparing ..."):
         session = begin(model, suite, options, num_trials, place)
     _run(session, folder)

@@ -103,7 +103,12 @@ class DistillOptions:
         """
         from redrafter_mlx.training.texts import read_exchanges
 
-        return None if self.prompts is None else list(read_exchanges(self.prompts))
+        if self.prompts is None:
+            return None
+        exchanges = list(read_exchanges(self.prompts))
+        if not exchanges:
+            raise PromptError(f"{self.prompts} asks nothing; give a file with prompts.")
+        return exchanges
 
     def config(self) -> DistillConfig:
         """Return the library's settings.

@@ -148,15 +148,19 @@ class ModelOptions:
                 "it contradicts --drafter; leave one of them out.", param_hint="--no-drafter"
             )
 
-    def load(self, thinking: bool | None = None) -> LoadedModel:
+    def load(self, thinking: bool | None = None, *, is_tuning: bool = False) -> LoadedModel:
         """Load the model, check that it can think as asked, and show its notices.
+
+        Args:
+            thinking: What is asked, ``None`` for nothing.
+            is_tuning: Whether the line that advises to tune is left out.
 
         Raises:
             CheckpointError: A file is missing or broken, or the model is not supported.
             ShapeError: The drafter does not fit the model.
             PromptError: The chat template has no switch for thinking.
         """
-        from redrafter_mlx.loading.model import load
+        from redrafter_mlx.loading.model import UNTUNED, load
         from redrafter_mlx.loading.watch import Watch
         from redrafter_mlx.text import require_thinking_switch
 
@@ -175,7 +179,8 @@ class ModelOptions:
         if thinking is not None:
             require_thinking_switch(model.tokenizer, thinking)
         for notice in model.notices:
-            render.note(notice)
+            if not (is_tuning and notice == UNTUNED):
+                render.note(notice)
         return model
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 SHAPE, TRAINING = DrafterShape(), TrainingConfig()
 # Training accuracy over held-out accuracy, at depth 1, from which a run is called overfitted.
 PARTED = 1.15
+# A few steps say nothing yet.
+FIRST_WARNING = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +144,9 @@ def train(
         max_hidden_bytes=int(files.hidden_gb * 1e9),
         resume=files.resume,
     )
-    require_free(plan.out)
+    is_over = plan.resume and plan.run_folder.exists()
+    further = f"that training is over: train further by --init-from {plan.out} and another --out"
+    require_free(plan.out, *([further] if is_over else []))
     for folder in plan.corpus:
         open_corpus(folder)  # refuses what is none before the model is loaded
     model = load_target(files.model, files.dtype)
@@ -191,7 +195,7 @@ def held_out_lines(report: StepReport) -> list[str]:
         f"{held_out.tokens_per_round:.3f} tokens/round"
     ]
     trained, measured = report.accuracy_by_depth[0], held_out.accuracy_by_depth[0]
-    if trained > PARTED * measured:
+    if report.step >= FIRST_WARNING and trained > PARTED * measured:
         lines.append(
             f"Overfitting: accuracy at depth 1 is {trained:.3f} in training and {measured:.3f} "
             "held out; more text helps, more epochs do not."

@@ -34,7 +34,7 @@ def tune(model_options: ModelOptions, options: TuneOptions, program: ProgramOpti
     from redrafter_mlx.decoding.tuning import tune as measure_and_choose
     from redrafter_mlx.loading.known import profile_folder, require_writable_cache
 
-    model = model_options.load()
+    model = model_options.load(is_tuning=True)
     if model.drafter is None:
         raise ConfigError(
             f"{model.name} has no drafter, so there is no shape to choose; name one by --drafter."

@@ -62,15 +62,18 @@ def partial_name(path: Path) -> Path:
     return path.with_name(f"{path.name}.partial-{secrets.token_hex(4)}")
 
 
-def require_free(path: Path | str) -> None:
-    """Refuse a folder that exists and is not empty, as ``new_folder`` does, before slow work."""
+def require_free(path: Path | str, advice: str = "choose another or remove it") -> None:
+    """Refuse a folder that exists and is not empty, as ``new_folder`` does, before slow work.
+
+    Args:
+        path: Need not exist.
+        advice: What to do if it is taken.
+    """
     if os.path.exists(path):
         with suppress(OSError):
             if not os.listdir(path):
                 return
-        raise CheckpointError(
-            f"{path} exists and is not an empty folder; choose another or remove it."
-        )
+        raise CheckpointError(f"{path} exists and is not an empty folder; {advice}.")
 
 
 def is_leftover(folder: Path) -> bool:

@@ -339,7 +339,7 @@ def stopped(
     found: dict[int, list[tuple[str, Answer]]] = {size: [] for size in (1, 2, 3)}
     for size, start in product(found, range(12)):
         stop = decode_tokens(plain.tokenizer, plain_tokens[start : start + size])
-        if stop and stop.isprintable():
+        if stop and stop.isprintable() and "\ufffd" not in stop:
             config = GenerationConfig(max_tokens=16, stop=(stop,), use_lookup=False)
             found[size].append((stop, generate(plain, PROMPT, config)))
     return found

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.config import GenerationConfig
+from redrafter_mlx.config import MAX_ROWS, GenerationConfig
 from redrafter_mlx.decoding.anatomy import Stopwatch
 from redrafter_mlx.decoding.lookup import LookupIndex
 from redrafter_mlx.decoding.planner import Planner
@@ -149,7 +149,8 @@ def _planner(model: LoadedModel, prompt: Sequence[int], config: GenerationConfig
         shape if has_drafter and is_drafting else None,
         lookup=LookupIndex(prompt) if has_lookup else None,
         is_adaptive=config.is_adaptive,
-        max_rows=shape.max_rows,
+        # A tuned budget is what the drafter's rows repay; a lookup's may repay more.
+        max_rows=MAX_ROWS if config.is_adaptive and config.beam is None else shape.max_rows,
     )
 
 

@@ -29,6 +29,8 @@ from redrafter_mlx.models.decoder import Decoder
 from redrafter_mlx.models.drafter import Drafter
 from redrafter_mlx.weights import read_json
 
+UNTUNED = "The shape of the draft is a guess; redrafter-mlx tune measures the best one here."
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
@@ -201,8 +203,7 @@ def _tuned(target: Decoder, drafter: Drafter | None) -> _Tuned:
     profile = find_profile(profile_key(target, drafter), profile_folder())
     if profile is not None:
         return _Tuned(profile.shape, profile.costs)
-    notice = "The shape of the draft is a guess; redrafter-mlx tune measures the best one here."
-    return _Tuned(default_beam_shape(), default_costs(), (notice,))
+    return _Tuned(default_beam_shape(), default_costs(), (UNTUNED,))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -101,15 +101,15 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
         ),
         (
             {"configurations": BEGUN.configurations[:-1]},
-            r"configuration '\(3,5\) fixed' is .* and now missing",
+            r"set of sides .* is .*, \(3,5\) fixed.* and now [^;]*[^d]; run",
         ),
         (
             {"configurations": tuple(replace(one, max_tokens=9) for one in BEGUN.configurations)},
-            "max_tokens 21, .* and now .*max_tokens 9, ",
+            "max_tokens of plain is 21 and now 9;",
         ),
         (
             {"configurations": tuple(replace(one, seed=9) for one in BEGUN.configurations)},
-            "seed 0, .* and now .*seed 9, ",
+            "seed of plain is 0 and now 9;",
         ),
     ],
 )

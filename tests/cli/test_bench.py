@@ -122,7 +122,7 @@ def test_nothing_is_overwritten(run: Run, model: LoadedModel) -> None:
     before = {file: file.read_bytes() for file in Path("out").iterdir()}
     result = run("bench", *SHORT, "--out", "out")
     assert result.exit_code == 1
-    assert "out exists and is not an empty folder" in result.stderr
+    assert "out exists and is not an empty folder; choose another, or go on" in result.stderr
     assert {file: file.read_bytes() for file in Path("out").iterdir()} == before
 
 

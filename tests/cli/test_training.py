@@ -87,6 +87,17 @@ def test_from_prompts_to_a_drafter(run: Run, tiny: LoadedModel, tmp_path: Path) 
     assert [json.loads(line)["step"] for line in log] == [1, 2, 3, 4, 5, 6]
     again = run("train", "--corpus", str(corpus), "--out", str(out), *TRAIN)
     assert again.exit_code == 1 and "exists and is not an empty folder" in again.stderr
+    again = run("train", "--corpus", str(corpus), "--out", str(out), *TRAIN, "--resume")
+    assert again.exit_code == 1 and "that training is over: train further by" in again.stderr
+
+
+def test_a_file_that_asks_nothing_makes_no_corpus(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "empty.jsonl"
+    file.write_text("\n\n")
+    result = run("distill", "--prompts", str(file), "--out", "c")
+    assert result.exit_code == 1
+    assert "empty.jsonl asks nothing; give a file with prompts." in result.stderr
+    assert not Path("c").exists()
 
 
 def test_texts_by_others_are_read(run: Run, tiny: LoadedModel, tmp_path: Path) -> None:
@@ -174,20 +185,21 @@ def test_faults_are_one_line(
     assert not Path("c").exists() and not Path("d").exists()
 
 
-def report(training: float, held_out: float | None) -> StepReport:
+def report(training: float, held_out: float | None, step: int = 20) -> StepReport:
     measured = None if held_out is None else Measured(1.5, (held_out, 0.2), 1.75)
-    return StepReport(10, 40, 1.25, (training, 0.3), 1e-3, 0.5, 321.4, measured)
+    return StepReport(step, 40, 1.25, (training, 0.3), 1e-3, 0.5, 321.4, measured)
 
 
 def test_parting_of_training_and_held_out_part_is_a_warning() -> None:
     assert held_out_lines(report(0.6, None)) == []
     (line,) = held_out_lines(report(0.5, 0.49))
     assert line == (
-        "step 10: held out: loss 1.500, accuracy by depth 0.490 0.200, 1.750 tokens/round"
+        "step 20: held out: loss 1.500, accuracy by depth 0.490 0.200, 1.750 tokens/round"
     )
     _, warning = held_out_lines(report(0.6, 0.4))
     assert warning.startswith("Overfitting: accuracy at depth 1 is 0.600 in training and 0.400")
-    assert step_words(report(0.5, None)) == "step 10 · loss 1.250 · 321 positions/s"
+    assert len(held_out_lines(report(0.6, 0.4, step=19))) == 1
+    assert step_words(report(0.5, None)) == "step 20 · loss 1.250 · 321 positions/s"
 
 
 def test_quiet_bar_tells_now_and_then_how_long_it_takes(
