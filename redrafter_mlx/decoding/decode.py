@@ -168,7 +168,8 @@ def _runs(
             run = yield from _plain_steps(engine, state, planner, stats, run)
             outcome = None
             continue
-        if outcome is None:
+        if outcome is None or (planner.draft_shape is not None and outcome.tree.num_rows == 1):
+            # The pass before drafted nothing: it was a plain one, or drafting was parked.
             outcome = engine.read_tip(state.tip, planner.draft_shape)
         started = time.perf_counter()
         is_timed = timed_every > 0 and stats.num_rounds % timed_every == 0

@@ -275,6 +275,19 @@ def test_a_drafter_that_is_never_right_is_parked_and_probed():
     assert 5 < stats.num_rounds - stats.num_plain_steps < 40
 
 
+def test_a_parked_drafter_that_is_right_again_returns_within_the_answer():
+    target = toy_target()
+    expected = answer(toy_model(target), max_tokens=60)
+    model = toy_model(target, Oracle(target, PROMPT, list(expected)))
+    while not model.pace.is_parked:
+        model.pace.record_round(num_tokens=1, cost=1.3, expected_tokens=1.0)
+    stats = DecodeStats()
+    config = GenerationConfig(max_tokens=60, is_adaptive=True, use_lookup=False)
+    assert answer(model, config, stats=stats) == expected
+    assert not model.pace.is_parked
+    assert stats.num_rounds <= 40
+
+
 def test_what_pace_a_model_has_is_kept_from_answer_to_answer():
     target = target_of()
     model = toy_model(target, toy_drafter(target))
