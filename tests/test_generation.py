@@ -18,7 +18,7 @@ from redrafter_mlx.errors import PromptError
 from redrafter_mlx.generation import Answer, Chunk, chat_prompt, generate, stream_generate
 from redrafter_mlx.loading.model import LoadedModel
 from redrafter_mlx.models.kv_cache import KVCache
-from redrafter_mlx.text import decode_tokens, encode
+from redrafter_mlx.text import REPLACEMENT, decode_tokens, encode
 from tests.small_tokenizers import CHATML, byte_level, sentencepiece
 from tests.toy import Oracle, toy_drafter, toy_model, toy_target
 
@@ -339,7 +339,7 @@ def stopped(
     found: dict[int, list[tuple[str, Answer]]] = {size: [] for size in (1, 2, 3)}
     for size, start in product(found, range(12)):
         stop = decode_tokens(plain.tokenizer, plain_tokens[start : start + size])
-        if stop and stop.isprintable() and "\ufffd" not in stop:
+        if stop and stop.isprintable():
             config = GenerationConfig(max_tokens=16, stop=(stop,), use_lookup=False)
             found[size].append((stop, generate(plain, PROMPT, config)))
     return found
@@ -365,8 +365,9 @@ def test_a_stop_string_ends_the_answer_at_every_depth_of_an_accepted_run(
         assert (answer.text, answer.tokens) == (expected.text, expected.tokens)
         assert answer.finish_reason == "stop"
         assert stop not in answer.text
-        assert stop in decode_tokens(plain.tokenizer, answer.tokens)
-        assert stop not in decode_tokens(plain.tokenizer, answer.tokens[:-1])
+        if REPLACEMENT not in stop:  # else what looks like it may yet be a character
+            assert stop in decode_tokens(plain.tokenizer, answer.tokens)
+            assert stop not in decode_tokens(plain.tokenizer, answer.tokens[:-1])
         assert kv_cache.offset == len(PROMPT) + len(answer.tokens) - 1
         assert answer.stats.emitted_tokens == len(answer.tokens)
         assert sum(answer.stats.accepted_by_depth) < len(answer.tokens)
