@@ -8,6 +8,7 @@ read to the next ``async_eval``.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 import time
@@ -99,7 +100,9 @@ def our_rounds(model: LoadedModel, shape: BeamShape, count: int) -> float:
 
 
 class PythonTime:
-    """Seconds of Python from each host read to the next ``mx.async_eval``.
+    """Seconds of Python from each host read to the last ``mx.async_eval`` before the next read.
+
+    An earlier one may be the commit's, which moves rows before the pass is built.
 
     Attributes:
         gaps: One a pass.
@@ -108,11 +111,13 @@ class PythonTime:
     def __init__(self) -> None:
         """Begin without any."""
         self.gaps: list[float] = []
-        self._read_at: float | None = None
+        self._read_at = self._given_at = math.inf
 
     def note_read(self) -> None:
         """Take the time: the host has just read what the device brought."""
-        self._read_at = time.perf_counter()
+        if self._given_at > self._read_at:
+            self.gaps.append(self._given_at - self._read_at)
+        self._read_at = self._given_at = time.perf_counter()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -120,9 +125,7 @@ class PythonTime:
         async_eval, unpacked = mx.async_eval, vars(round_module)["_unpacked"]
 
         def noticed_eval(*arrays: Any) -> None:
-            if self._read_at is not None:
-                self.gaps.append(time.perf_counter() - self._read_at)
-                self._read_at = None
+            self._given_at = time.perf_counter()
             async_eval(*arrays)
 
         def noticed_read(*values: Any) -> round_module.Outcome:

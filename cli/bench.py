@@ -234,10 +234,10 @@ def _run(session: Session, folder: Path) -> None:
         f"{render.counted(len(session.cells), 'answer')} to time, in {num_sides} ways to decode; "
         "leave the machine alone."
     )
-    is_whole = True
+    is_whole, total = True, session.num_tokens  # of what is missing now; it shrinks
     try:
-        with bar("Measuring") as measuring:
-            session.run(lambda done, words: measuring.show(done, session.num_tokens, words))
+        with bar("Measuring tokens") as measuring:
+            session.run(lambda done, words: measuring.show(done, total, words))
     except KeyboardInterrupt:
         is_whole = False
     results = session.recorder.results

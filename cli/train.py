@@ -130,7 +130,6 @@ def train(
     files: TrainFiles, shape: ShapeOptions, options: TrainOptions, program: ProgramOptions
 ) -> None:
     """Train a drafter for a model on what distill collected."""
-    from redrafter_mlx.folders import require_free
     from redrafter_mlx.training.corpus import open_corpus
     from redrafter_mlx.training.train import TrainingPlan
 
@@ -144,9 +143,7 @@ def train(
         max_hidden_bytes=int(files.hidden_gb * 1e9),
         resume=files.resume,
     )
-    is_over = plan.resume and plan.run_folder.exists()
-    further = f"that training is over: train further by --init-from {plan.out} and another --out"
-    require_free(plan.out, *([further] if is_over else []))
+    _require_free(plan)
     for folder in plan.corpus:
         open_corpus(folder)  # refuses what is none before the model is loaded
     model = load_target(files.model, files.dtype)
@@ -154,6 +151,16 @@ def train(
     _draw(plan)
     for line in summary(plan.out, trained):
         render.line(line)
+
+
+def _require_free(plan: TrainingPlan) -> None:
+    from redrafter_mlx.folders import require_free
+
+    if plan.resume and plan.run_folder.exists():
+        further = f"train further by --init-from {plan.out} and another --out"
+        require_free(plan.out, f"that training is over: {further}")
+    else:
+        require_free(plan.out)
 
 
 def _with_bars(model: LoadedModel, plan: TrainingPlan) -> Trained:

@@ -149,7 +149,7 @@ def _planner(model: LoadedModel, prompt: Sequence[int], config: GenerationConfig
         shape if has_drafter and is_drafting else None,
         lookup=LookupIndex(prompt) if has_lookup else None,
         is_adaptive=config.is_adaptive,
-        # A tuned budget is what the drafter's rows repay; a lookup's may repay more.
+        # A tuned shape's budget is for the drafter's rows; a lookup's may repay more.
         max_rows=MAX_ROWS if config.is_adaptive and config.beam is None else shape.max_rows,
     )
 

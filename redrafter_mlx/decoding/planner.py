@@ -55,7 +55,8 @@ class Planner:
             shape: Of the draft, ``None`` without a drafter.
             lookup: Holds the prompt; ``None`` drafts without lookups.
             is_adaptive: Whether the shape, the rows and parking follow the experience.
-            max_rows: Most rows that a pass verifies.
+            max_rows: Most rows that a pass verifies, lookups among them; the shape has the most
+                of the drafter's.
         """
         self._pace = pace
         self._shape = shape
@@ -122,6 +123,8 @@ class Planner:
         """
         if self._is_parked and drafted.num_rows > 1:
             return drafted.pruned(self._max_rows, max_depth)
+        if self._shape is not None:
+            drafted = drafted.pruned(self._shape.max_rows, max_depth)
         tree = self._with_lookup(drafted, max_depth)
         max_rows = self._max_rows
         if self._is_adaptive:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from redrafter_mlx.bench import measure, store
 from redrafter_mlx.bench.plots import Plots, draw_plots
 from redrafter_mlx.bench.results import BenchResults
 from redrafter_mlx.bench.store import read_results
+from redrafter_mlx.cli import bars
 from redrafter_mlx.cli import bench as command
 from redrafter_mlx.loading.model import LoadedModel
 from tests.bench.tiny import loaded, tiny_folder, tiny_model
@@ -73,6 +75,16 @@ def test_it_measures_shows_and_writes(
     assert "mlx-lm was not measured: ConfigError: toy lies in no folder." in result.stdout
     assert "12 answers to time, in 3 ways to decode" in result.stderr
     assert "Measuring" not in result.stdout
+
+
+def test_the_progress_ends_at_the_total_that_it_began_with(
+    run: Run, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bars, "SECONDS_BETWEEN_NOTES", 0)
+    result = run("bench", *SHORT, "--out", "out")
+    counts = re.findall(r"Measuring tokens: (\d+) of (\d+), ", result.stderr)
+    assert len({total for _, total in counts}) == 1
+    assert counts[-1][0] == counts[-1][1]
 
 
 def test_mlx_lm_has_its_row(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
