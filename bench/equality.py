@@ -15,9 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-import numpy as np
-
 from redrafter_mlx.bench.questions import Question, read_questions
 from redrafter_mlx.config import (
     DEFAULT_MODEL,
@@ -26,7 +23,7 @@ from redrafter_mlx.config import (
     GenerationConfig,
     SamplingConfig,
 )
-from redrafter_mlx.decoding.sampling import scores
+from redrafter_mlx.decoding.margin import choice_margin
 from redrafter_mlx.errors import CheckpointError
 from redrafter_mlx.generation import Answer, chat_prompt, generate
 from redrafter_mlx.loading.model import LoadedModel, load
@@ -41,12 +38,12 @@ class Difference:
 
     Attributes:
         place: Index of the first token that differs.
-        margin: Gap there between the two best scores of a fresh pass: logits, or the
-            tempered and noisy log-probabilities where the answer is sampled.
+        margin: Gap there between the two best scores of a fresh pass, ``None`` where the
+            filters leave one token.
     """
 
     place: int
-    margin: float
+    margin: float | None
 
 
 def first_difference(
@@ -59,10 +56,7 @@ def first_difference(
     shorter = min(len(plain.tokens), len(tokens))
     place = next((i for i, (one, two) in enumerate(pairs) if one != two), shorter)
     prefix = [*plain.prompt_tokens, *plain.tokens[:place]]
-    target = model.target
-    logits = target.logits(target(mx.array(prefix), target.make_kv_cache())[-1:])
-    second, best = np.sort(np.array(scores(logits, sampling, len(prefix) - 1))[0])[-2:]
-    return Difference(place, float(best - second))
+    return Difference(place, choice_margin(model.target, prefix, sampling))
 
 
 def check_question(

@@ -205,14 +205,16 @@ def _text_lines(results: BenchResults, summaries: Sequence[Summary]) -> str:
     first = min((trial.number for trial in results.trials), default=0)
     for trial in results.trials:
         if trial.first_difference is not None and trial.number == first:
-            margin = trial.difference_margin
-            gap = (
-                f", where the two best scores are {margin:.2g} apart" if margin is not None else ""
-            )
             where = f"question {trial.question_id}, turn {trial.turn}"
-            name = _cell(trial.configuration)
-            lines.append(f"  - {name}, {where}: token {trial.first_difference} differs{gap}")
+            name, token = _cell(trial.configuration), trial.first_difference
+            lines.append(f"  - {name}, {where}: token {token} differs{gap(trial)}")
     return "\n".join(lines) + "\n"
+
+
+def gap(trial: Trial) -> str:
+    """Return how close the choice was where a text left plain decoding's, empty if unknown."""
+    margin = trial.difference_margin
+    return "" if margin is None else f", where the two best scores are {margin:.2g} apart"
 
 
 def _equality(one: Summary) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from redrafter_mlx.bench.report import report, to_csv
 from redrafter_mlx.bench.results import BenchResults, PhaseTimes, Trial, from_json, to_json
 from redrafter_mlx.errors import CheckpointError
 from redrafter_mlx.file_errors import refusing, unwritable
+from redrafter_mlx.training.files import write_whole
 from redrafter_mlx.weights import read_json
 
 RESULTS, CSV, REPORT = "results.json", "results.csv", "report.md"
@@ -50,19 +50,11 @@ class Recorder:
             self._save()
 
     def _save(self) -> None:
-        write_whole(self._folder / RESULTS, to_json(self.results))
+        _write(self._folder / RESULTS, to_json(self.results))
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that a killed process leaves as it was or as it should be.
-
-    Raises:
-        CheckpointError: It cannot be written.
-    """
-    partial = path.with_name(f"{path.name}.partial")
-    with refusing(unwritable, path):
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
+def _write(path: Path, text: str) -> None:
+    write_whole(path, lambda file: file.write(text.encode()))
 
 
 def read_results(path: Path) -> BenchResults:
@@ -133,6 +125,6 @@ def _identity(results: BenchResults) -> Mapping[str, str]:
 
 def write_report(results: BenchResults, folder: Path) -> str | None:
     """Write the tables and draw the plots; return a line where they could not be drawn."""
-    write_whole(folder / CSV, to_csv(results))
-    write_whole(folder / REPORT, report(results))
+    _write(folder / CSV, to_csv(results))
+    _write(folder / REPORT, report(results))
     return draw_plots(results, folder).note

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from redrafter_mlx.cli import render
 from redrafter_mlx.cli.bench_beside import show_beside
+from redrafter_mlx.cli.tables import show_table
 
 if TYPE_CHECKING:
     from redrafter_mlx.bench.results import BenchResults
@@ -30,15 +31,21 @@ def show_results(results: BenchResults) -> None:
         return
     render.line("")
     _show_line(_title(results))
-    render.table({one.name: _speed(one) for one in summaries}, is_result=True)
+    _show_rows({one.name: _speed(one) for one in summaries})
     render.line("")
-    render.table({one.name: _rounds(one) for one in summaries}, is_result=True)
+    _show_rows({one.name: _rounds(one) for one in summaries})
     render.line("")
     for line in islice(_differences(results), NUM_DIFFERENCES):
         _show_line(line)
     for note in results.notes:
         _show_line(note)
     show_beside(results)
+
+
+def _show_rows(rows: Mapping[str, Mapping[str, str]]) -> None:
+    """Show a name and its values a row, the same columns in each."""
+    head = ["", *next(iter(rows.values()))]
+    show_table(head, [[name, *values.values()] for name, values in rows.items()])
 
 
 def _show_line(text: str) -> None:
@@ -89,11 +96,12 @@ def _rounds(one: Summary) -> dict[str, str]:
 
 def _differences(results: BenchResults) -> Iterator[str]:
     """Yield a line for each text of the first pass that left plain decoding's."""
+    from redrafter_mlx.bench.report import gap
+
     first = min(trial.number for trial in results.trials)
     for trial in results.trials:
         if trial.first_difference is not None and trial.number == first:
             yield (
                 f"{trial.configuration}, question {trial.question_id}, turn {trial.turn}: token "
-                f"{trial.first_difference} differs from plain decoding's, where the two best "
-                f"scores are {trial.difference_margin:.2g} apart"
+                f"{trial.first_difference} differs from plain decoding's{gap(trial)}"
             )

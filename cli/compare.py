@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
@@ -128,5 +127,5 @@ def _first_difference(
         if left != right:
             prefix = [*plain.prompt_tokens, *plain.tokens[:index]]
             margin = choice_margin(model.target, prefix, sampling)
-            return Difference(index, left, right, margin if math.isfinite(margin) else None)
+            return Difference(index, left, right, margin)
     return None

@@ -19,15 +19,12 @@ from redrafter_mlx.cli.wrap import WordWrapper
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from redrafter_mlx.decoding.stats import DecodeStats
 
 # C0 but the tab and the new line, DEL, and C1: an escape sequence needs one of them.
 CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
 
-
-_WIDEST = 300  # columns of a table in a pipe or a file
 
 # How a stats line calls an answer that --max-tokens or the end of the context ended.
 CUT = "cut short"
@@ -118,12 +115,8 @@ def traceback(failure: Exception) -> None:
     sys.stderr.write("".join(format_exception(failure)))
 
 
-def table(rows: Mapping[str, Mapping[str, str]], *, is_result: bool = False) -> None:
-    """Show a table: a name and its values a row, the same columns in each.
-
-    It goes to stderr, or to stdout where it is what was asked for; there no line is broken
-    but on a terminal.
-    """
+def table(rows: Mapping[str, Mapping[str, str]]) -> None:
+    """Show a table on stderr: a name and its values a row, the same columns in each."""
     from rich.table import Table
     from rich.text import Text
 
@@ -133,21 +126,7 @@ def table(rows: Mapping[str, Mapping[str, str]], *, is_result: bool = False) -> 
         shown.add_column(column, justify="right")
     for name, values in rows.items():
         shown.add_row(*(Text(without_controls(cell)) for cell in (name, *values.values())))
-    if is_result:
-        _write_out(_drawn(shown))
-    else:
-        console().print(shown)
-
-
-def _drawn(shown: Table) -> str:
-    """Return a table as plain text, as wide as the terminal or as it needs."""
-    from rich.console import Console
-
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDEST
-    plain = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)
-    with plain.capture() as capture:
-        plain.print(shown)
-    return "".join(line.rstrip() + "\n" for line in capture.get().splitlines())
+    console().print(shown)
 
 
 def stats_line(stats: DecodeStats, ending: str | None = None) -> None:

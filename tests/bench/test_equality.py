@@ -33,6 +33,13 @@ def test_a_difference_is_found_with_the_gap_between_the_two_best(sampling):
     assert first_difference(model, plain, shorter.tokens, sampling).place == 3
 
 
+def test_where_the_filters_leave_one_token_there_is_no_gap():
+    sampling = SamplingConfig(temperature=1.0, top_k=1)
+    model, plain = toy_model(toy_target()), answer_of([5, 6])
+    difference = first_difference(model, plain, (5, 7), sampling)
+    assert (difference.place, difference.margin) == (1, None)
+
+
 def test_a_summary_counts_tokens_and_rounds_without_the_first_token():
     run = {"emitted": 11, "rounds": 5, "seconds": 1.0, "difference": None}
     parted = run | {"emitted": 7, "rounds": 3, "difference": {"place": 2, "margin": 0.5}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_a_write_that_fails_leaves_what_was_there(folder, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store.os, "replace", fail)
+    monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(CheckpointError, match=r"cannot be written \(No space left on device\)"):
         Recorder(BEGUN, folder)
     assert (folder / RESULTS).read_text() == before
