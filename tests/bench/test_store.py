@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from redrafter_mlx.bench import store
 from redrafter_mlx.bench.plots import MISSING
 from redrafter_mlx.bench.results import SCHEMA_VERSION, to_json
 from redrafter_mlx.bench.store import (
