@@ -144,6 +144,7 @@ def _planner(model: LoadedModel, prompt: Sequence[int], config: GenerationConfig
     is_drafting = shape.num_draft_steps > 0 and shape.max_rows > 1
     # A shape that was measured to be plain says nothing against lookups.
     has_lookup = config.use_lookup and (is_drafting or config.beam is None)
+    model.pace.begin_answer(len(prompt))
     return Planner(
         model.pace,
         shape if has_drafter and is_drafting else None,

@@ -23,9 +23,9 @@ WIDEST = BeamShape(beam_width=4, beam_length=5)
 ROWS = (1, 2, 4, 8, 16, 32, 24, 12, 6, 3, 10, 14, 5, 7, 9, 11, 13, 15, 20, 28)
 FAR_ROWS = (1, 2, 4, 8, 16)  # measured again at FAR_CONTEXT
 FAR_CONTEXT = 2048
-NUM_PLAIN_STEPS = 80
+NUM_PLAIN_STEPS = 96
 # What each part may take of the time that the parts before it leave.
-_TEXTS_SHARE, _VERIFY_SHARE, _FAR_SHARE, _DRAFTS_SHARE = 0.5, 0.6, 0.3, 0.3
+_TEXTS_SHARE, _VERIFY_SHARE, _FAR_SHARE, _DRAFTS_SHARE = 0.55, 0.65, 0.4, 0.9
 _NUM_TRIALS = 2
 
 
@@ -36,12 +36,21 @@ class Sample:
     Attributes:
         tree: All nodes of the widest draft.
         ranks: (rows,) each node's rank among those of its depth.
-        accepted: (rows,) bool, whether the text goes on as the node says.
+        accepted: (rows,) bool, whether the text goes on as the node says; empty where it ends
+            before the draft does.
     """
 
     tree: DraftTree
     ranks: tuple[int, ...]
-    accepted: tuple[bool, ...]
+    accepted: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opening:
+    """A prompt, and a cache that begins with it."""
+
+    prompt: Sequence[int]
+    kv_cache: KVCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,33 +59,44 @@ class Measurements:
 
     Attributes:
         step_seconds: A plain step.
-        prompt_seconds: A token of a prompt.
         verify_seconds: A pass, by rows, at a short context.
-        far_verify_seconds: The same at ``FAR_CONTEXT`` tokens.
+        far_verify_seconds: The same at a long one.
+        contexts: Tokens of the short context and of the long one.
         draft_seconds: A draft, by (beam_width, beam_length).
         texts: For each text the samples along it.
+        openings: What each text began with.
     """
 
     step_seconds: float
-    prompt_seconds: float
     verify_seconds: dict[int, float]
     far_verify_seconds: dict[int, float]
+    contexts: tuple[int, int]
     draft_seconds: dict[tuple[int, int], float]
     texts: tuple[tuple[Sample, ...], ...]
+    openings: tuple[Opening, ...] = ()
 
     def costs(self, shape: BeamShape) -> RoundCosts:
         """Return the costs of a shape's rounds, in plain steps."""
-        last = max(self.verify_seconds)
-        counts = sorted(self.verify_seconds)
-        seconds = np.interp(
-            np.arange(1, last + 1), counts, [self.verify_seconds[rows] for rows in counts]
-        )
-        # More rows never cost less, and what disturbs a measurement only ever adds to it.
-        seconds = np.minimum.accumulate(seconds[::-1])[::-1]
-        verify = seconds / seconds[0]
+        verify = _by_rows(self.verify_seconds, max(self.verify_seconds))
         drafting = self.draft_seconds.get((shape.beam_width, shape.beam_length), 0.0)
-        per_step = drafting / max(shape.num_draft_steps, 1) / self.step_seconds
-        return RoundCosts(verify=tuple(verify.tolist()), draft_step=per_step)
+        return RoundCosts(
+            verify=tuple((verify / verify[0]).tolist()),
+            draft_step=drafting / max(shape.num_draft_steps, 1) / self.step_seconds,
+            context=self.contexts[0],
+            growth=tuple((self._growth() / verify[0]).tolist()),
+        )
+
+    def _growth(self) -> np.ndarray:
+        """Return the seconds that a token of context adds to a pass over 1, 2, ... rows."""
+        short, long = self.contexts
+        both = sorted(self.verify_seconds.keys() & self.far_verify_seconds.keys())
+        if len(both) < 2 or long <= short:
+            return np.zeros(0)
+        added = {
+            rows: (self.far_verify_seconds[rows] - self.verify_seconds[rows]) / (long - short)
+            for rows in both
+        }
+        return np.maximum(_by_rows(added, max(self.verify_seconds)), 0.0)
 
 
 def shapes_to_try() -> Iterator[BeamShape]:
@@ -105,21 +125,24 @@ def measure(
     )
     step = float(np.median([step for text in written for step in text.step_seconds]))
     on_progress(0.5)
-    engine = replace(engine, kv_cache=written[-1].kv_cache)
+    engine = replace(engine, kv_cache=written[-1].opening.kv_cache)
     verify = _verify_seconds(engine, ROWS, limit.share(_VERIFY_SHARE), {1: step}, at_least=2)
     on_progress(0.8)
+    short = engine.kv_cache.offset
     _lengthen(engine.kv_cache, min(FAR_CONTEXT, engine.target.config.max_positions - MAX_ROWS))
+    contexts = short, engine.kv_cache.offset
     far = _verify_seconds(engine, FAR_ROWS, limit.share(_FAR_SHARE), verify)
     on_progress(0.9)
     drafts = _draft_seconds(engine, written[-1].tip, limit.share(_DRAFTS_SHARE))
     on_progress(1.0)
     return Measurements(
         step_seconds=step,
-        prompt_seconds=max(text.prompt_seconds for text in written),
         verify_seconds=verify,
         far_verify_seconds=far,
+        contexts=contexts,
         draft_seconds=drafts,
         texts=tuple(tuple(_samples(text)) for text in written),
+        openings=tuple(text.opening for text in written),
     )
 
 
@@ -128,17 +151,15 @@ class _Written:
     """A text that the model wrote.
 
     Attributes:
+        opening: Its cache holds the text, too.
         trees: The widest draft at each of its tokens, which is the draft's root.
         tip: Behind the last of them.
-        kv_cache: Holds prompt and text.
-        prompt_seconds: A token of the prompt.
         step_seconds: Each step.
     """
 
+    opening: Opening
     trees: list[DraftTree]
     tip: Tip
-    kv_cache: KVCache
-    prompt_seconds: float
     step_seconds: list[float]
 
 
@@ -165,7 +186,6 @@ def _write_all(
 
 def _write(engine: Engine, prompt: Sequence[int], num_steps: int, limit: TimeLimit) -> _Written:
     """Write a text, long enough for one sample at least."""
-    started = time.perf_counter()
     hidden = prefill(engine.target, engine.kv_cache, prompt)
     assert hidden is not None
     tip = engine.tip(hidden)
@@ -182,21 +202,25 @@ def _write(engine: Engine, prompt: Sequence[int], num_steps: int, limit: TimeLim
         mx.eval(tip.hidden, tip.next_token)
         times.append(time.perf_counter())
         seconds.append(times[-1] - step_started)
-    return _Written(trees, tip, engine.kv_cache, (times[0] - started) / len(prompt), seconds)
+    return _Written(Opening(prompt, engine.kv_cache), trees, tip, seconds)
 
 
 def _samples(written: _Written) -> Iterator[Sample]:
-    """Yield the draft at each token that the text goes on far enough behind."""
+    """Yield the draft at each token."""
     text = [int(tree.tokens[0]) for tree in written.trees]
     text += np.array(written.tip.next_token).tolist()
-    for place in range(len(text) - WIDEST.num_draft_steps):
-        tree = written.trees[place]
-        following = text[place + 1 : place + 1 + WIDEST.num_draft_steps]
-        accepted = [True]
-        for row in range(1, tree.num_rows):
-            depth, parent = int(tree.depths[row]), int(tree.parents[row])
-            accepted.append(accepted[parent] and int(tree.tokens[row]) == following[depth - 1])
-        yield Sample(tree, _ranks(tree), tuple(accepted))
+    for place, tree in enumerate(written.trees):
+        following = text[place + 1 :]
+        is_known = len(following) >= WIDEST.num_draft_steps
+        yield Sample(tree, _ranks(tree), _accepted(tree, following) if is_known else ())
+
+
+def _accepted(tree: DraftTree, following: Sequence[int]) -> tuple[bool, ...]:
+    accepted = [True]
+    for row in range(1, tree.num_rows):
+        depth, parent = int(tree.depths[row]), int(tree.parents[row])
+        accepted.append(accepted[parent] and int(tree.tokens[row]) == following[depth - 1])
+    return tuple(accepted)
 
 
 def _ranks(tree: DraftTree) -> tuple[int, ...]:
@@ -207,6 +231,17 @@ def _ranks(tree: DraftTree) -> tuple[int, ...]:
         for place, row in enumerate(sorted(rows.tolist(), key=lambda row: -tree.log_probs[row])):
             ranks[row] = place
     return tuple(ranks)
+
+
+def _by_rows(seconds: dict[int, float], last: int) -> np.ndarray:
+    """Return the seconds of 1, 2, ... ``last`` rows, as between the last two beyond them."""
+    counts = sorted(seconds)
+    found = np.interp(np.arange(1, last + 1), counts, [seconds[rows] for rows in counts])
+    if last > counts[-1]:
+        slope = (seconds[counts[-1]] - seconds[counts[-2]]) / (counts[-1] - counts[-2])
+        found[counts[-1] :] += slope * np.arange(1, last - counts[-1] + 1)
+    # More rows never cost less, and what disturbs a measurement only ever adds to it.
+    return np.minimum.accumulate(found[::-1])[::-1]
 
 
 def _verify_seconds(

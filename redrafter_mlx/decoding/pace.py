@@ -42,11 +42,28 @@ class RoundCosts:
             goes on as between the last two.
         draft_step: One step of the drafter.
         overhead: What is neither draft nor pass.
+        context: Tokens before the pass at which all this holds.
+        growth: What each token beyond them adds to a pass over 1, 2, ... rows; as long as
+            ``verify``, or empty where it is not known.
     """
 
     verify: tuple[float, ...] = (1.0, 1.05)
     draft_step: float = 0.05
     overhead: float = 0.02
+    context: int = 0
+    growth: tuple[float, ...] = ()
+
+    def at(self, context: int) -> RoundCosts:
+        """Return the costs after ``context`` tokens, in the plain steps that are taken there."""
+        longer = context - self.context
+        if longer <= 0 or not self.growth:
+            return self
+        step = 1 + longer * self.growth[0]
+        verify = (
+            (cost + longer * growth) / step
+            for cost, growth in zip(self.verify, self.growth, strict=True)
+        )
+        return RoundCosts(tuple(verify), self.draft_step / step, self.overhead / step)
 
     def of_rows(self, rows: int) -> float:
         """Return the cost of a pass over ``rows`` rows."""
@@ -94,7 +111,7 @@ class Pace:
 
     def __init__(self, costs: RoundCosts) -> None:
         """Begin without any experience."""
-        self.costs = costs
+        self.costs = self._base_costs = costs
         self.is_parked = False
         self._step_seconds: deque[float] = deque(maxlen=_NUM_TIMES)
         self._unit_seconds: deque[float] = deque(maxlen=_NUM_TIMES)
@@ -134,6 +151,10 @@ class Pace:
     def wait(self) -> int:
         """Plain steps until the next probe of a parked drafter."""
         return 0 if self._probes and self._probes[-1] else self._wait
+
+    def begin_answer(self, num_prompt_tokens: int) -> None:
+        """Expect what rounds cost behind so many tokens."""
+        self.costs = self._base_costs.at(num_prompt_tokens)
 
     def record_step(self, seconds: float) -> None:
         """Note how long a plain step took."""

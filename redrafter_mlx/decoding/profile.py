@@ -22,7 +22,7 @@ from redrafter_mlx.models.drafter import Drafter
 from redrafter_mlx.models.matrix import Matrix
 from redrafter_mlx.weights import read_json, write_json
 
-PROFILE_VERSION = 1
+PROFILE_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Profile:
     Attributes:
         key: What it holds for.
         shape: ``beam_length`` 1 where plain decoding was fastest.
-        costs: In plain steps, at a short context.
+        costs: In plain steps.
         step_seconds: A plain step.
         acceptance_by_depth: Of the widest draft that was measured.
         acceptance_by_log_prob: ``[lower bound, share accepted, drafted rows]`` for bins of
@@ -147,8 +147,9 @@ def _from_dict(values: dict[str, Any]) -> Profile:
 
 
 def _costs_from_dict(values: dict[str, Any]) -> RoundCosts:
-    verify = tuple(map(float, values["verify"]))
+    verify, growth = (tuple(map(float, values[name])) for name in ("verify", "growth"))
     draft_step, overhead = float(values["draft_step"]), float(values["overhead"])
-    if len(verify) < 2 or not all(map(math.isfinite, (*verify, draft_step, overhead))):
+    is_finite = all(map(math.isfinite, (*verify, *growth, draft_step, overhead)))
+    if not is_finite or len(verify) < 2 or len(growth) not in (0, len(verify)):
         raise ValueError(f"costs are {values!r:.80}")
-    return RoundCosts(verify, draft_step, overhead)
+    return RoundCosts(verify, draft_step, overhead, int(values["context"]), growth)

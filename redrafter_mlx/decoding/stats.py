@@ -84,6 +84,11 @@ class DecodeStats:
         return (self.emitted_tokens - 1) / self.num_rounds if self.num_rounds else 0.0
 
     @property
+    def seconds_per_round(self) -> float:
+        """Time from the first token to the latest, a round; 0 before any has ended."""
+        return self.decode_seconds / self.num_rounds if self.num_rounds else 0.0
+
+    @property
     def accepted_per_round(self) -> float:
         """Draft tokens kept a round; the target's own token is not among them."""
         return sum(self.accepted_by_depth) / self.num_rounds if self.num_rounds else 0.0

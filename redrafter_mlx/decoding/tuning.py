@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import pairwise, starmap
+from itertools import cycle, islice, pairwise, starmap
 
 import numpy as np
+import numpy.typing as npt
 
 from redrafter_mlx.config import PLAIN_BEAM_SHAPE, BeamShape, GenerationConfig
 from redrafter_mlx.decoding.decode import decode
-from redrafter_mlx.decoding.measuring import WIDEST, Measurements, Sample, measure
+from redrafter_mlx.decoding.measuring import WIDEST, Measurements, Opening, Sample, measure
 from redrafter_mlx.decoding.profile import Profile, profile_key
 from redrafter_mlx.decoding.round import Engine
 from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.decoding.time_limit import TimeLimit
 from redrafter_mlx.generation import chat_prompt
 from redrafter_mlx.loading.model import LoadedModel
-from redrafter_mlx.models.kv_cache import KVCache
 from redrafter_mlx.prompts import tune_prompts
 
 MAX_STEPS = 300  # what tuning may take, in plain steps
-_NUM_MEASURED = 3
-_NUM_TOKENS = 24
+_MEASURE_SHARE = 0.7  # of the time; the rest checks the best shapes
+_NUM_CHECKED = 5
+_NUM_ROUNDS = 3  # of one shape at a turn
+_MAX_SWEEPS = 12
+_TRUST = 10.0  # rows that a drafter is taken to have guessed as well as it promised
 _FIXED = GenerationConfig(ignore_eos=True, use_lookup=False, is_adaptive=False)
+
+Chances = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +40,28 @@ class Candidate:
 
     Attributes:
         shape: With its row budget.
-        tokens_per_round: Expected.
-        predicted_per_second: Tokens; likewise ``measured_per_second``, ``None`` where the
-            time did not allow it.
+        tokens_per_round: Along texts that the model wrote.
+        predicted_seconds: A round, from the times of its parts.
+        measured_seconds: Rounds of the decode loop, in turn with those of the other shapes;
+            empty where the time did not allow any.
     """
 
     shape: BeamShape
     tokens_per_round: float
-    predicted_per_second: float
-    measured_per_second: float | None = None
+    predicted_seconds: float
+    measured_seconds: tuple[float, ...] = ()
 
     @property
-    def round_seconds(self) -> float:
-        """What a round is expected to take."""
-        return self.tokens_per_round / self.predicted_per_second
+    def predicted_per_second(self) -> float:
+        """Tokens per second from predicted rounds."""
+        return self.tokens_per_round / self.predicted_seconds
+
+    @property
+    def measured_per_second(self) -> float | None:
+        """Tokens per second from measured rounds."""
+        if not self.measured_seconds:
+            return None
+        return self.tokens_per_round / statistics.median(self.measured_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +69,7 @@ class Tuned:
     """What tuning found.
 
     Attributes:
-        candidates: Best first.
+        candidates: Best first: by what was measured, then the others by what is predicted.
         profile: For the best one.
     """
 
@@ -69,7 +84,7 @@ def step_seconds(model: LoadedModel) -> float:
     prompt = chat_prompt(model, tune_prompts()[0].text)
     for _ in decode(model, model.target.make_kv_cache(), prompt, config, stats):
         pass
-    return stats.decode_seconds / max(stats.num_rounds, 1)
+    return stats.seconds_per_round
 
 
 def tune(model: LoadedModel, seconds: float, on_progress: Callable[[float], None]) -> Tuned:
@@ -83,26 +98,32 @@ def tune(model: LoadedModel, seconds: float, on_progress: Callable[[float], None
     limit = TimeLimit(seconds)
     prompts = [chat_prompt(model, prompt.text) for prompt in tune_prompts()]
     engine = Engine(model.target, model.drafter, model.target.make_kv_cache(), _FIXED.sampling)
-    measured = measure(engine, prompts[::3], limit, lambda done: on_progress(0.8 * done))
+    measured = measure(
+        engine,
+        prompts[::2],
+        limit.share(_MEASURE_SHARE),
+        lambda done: on_progress(_MEASURE_SHARE * done),
+    )
     candidates = rank(measured)
-    trial = _Trial(model, prompts[1::3], measured.prompt_seconds)
-    for place in range(min(_NUM_MEASURED, len(candidates))):
-        rest = _NUM_MEASURED - place
-        candidates[place] = trial.run(candidates[place], limit.share(1 / rest))
-        on_progress(1.0 - 0.2 * (rest - 1) / _NUM_MEASURED)
+    for sweep in _sweeps(model, candidates, measured.openings, limit):
+        candidates = sweep
+    on_progress(1.0)
+    candidates.sort(key=lambda found: -(found.measured_per_second or 0.0))
     return Tuned(tuple(candidates), _profile(model, measured, candidates[0]))
 
 
 def rank(measured: Measurements) -> list[Candidate]:
     """Return each shape that was measured with its best row budget, and plain decoding.
 
-    The best comes first by what is predicted; the runs that then check it are short.
+    The best comes first by what is predicted.
     """
-    best = [Candidate(PLAIN_BEAM_SHAPE, 1.0, 1.0 / measured.step_seconds)]
+    best = [Candidate(PLAIN_BEAM_SHAPE, 1.0, measured.step_seconds)]
+    calibration = _calibration(measured.texts)
     for shape in starmap(BeamShape, measured.draft_seconds):
         full = 1 + shape.beam_width * shape.num_draft_steps
         budgets = (
-            _candidate(measured, replace(shape, max_rows=rows)) for rows in range(2, full + 1)
+            _candidate(measured, replace(shape, max_rows=rows), calibration)
+            for rows in range(2, full + 1)
         )
         best.append(max(budgets, key=lambda candidate: candidate.predicted_per_second))
     return sorted(best, key=lambda candidate: -candidate.predicted_per_second)
@@ -111,7 +132,7 @@ def rank(measured: Measurements) -> list[Candidate]:
 def acceptance_by_depth(texts: Iterable[Sequence[Sample]]) -> tuple[float, ...]:
     """Return the share of drafts with a right node at depth 1, 2, ... if all above are right."""
     reached = np.zeros(WIDEST.beam_length + 1)
-    for sample in (sample for text in texts for sample in text):
+    for sample in _judged(texts):
         depth = max(
             d for d, right in zip(sample.tree.depths, sample.accepted, strict=True) if right
         )
@@ -126,8 +147,7 @@ def acceptance_by_log_prob(
     """Return (lower bound, share accepted, rows) for bins of the joint log-probability."""
     rows = [
         (float(value), right)
-        for text in texts
-        for sample in text
+        for sample in _judged(texts)
         for value, right in zip(sample.tree.log_probs[1:], sample.accepted[1:], strict=True)
     ]
     bounds = (-np.inf, *edges, 0.0)
@@ -150,66 +170,103 @@ def _profile(model: LoadedModel, measured: Measurements, best: Candidate) -> Pro
     )
 
 
-class _Trial:
-    """Decodes with one shape after the other, on prompts that are read once."""
+def _sweeps(
+    model: LoadedModel,
+    candidates: Sequence[Candidate],
+    openings: Sequence[Opening],
+    limit: TimeLimit,
+) -> Iterator[list[Candidate]]:
+    """Yield the candidates with ever more rounds of the best ones and of plain decoding.
 
-    def __init__(
-        self, model: LoadedModel, prompts: Sequence[Sequence[int]], prompt_seconds: float
-    ) -> None:
-        """Begin without anything read; a token of a prompt takes ``prompt_seconds``."""
-        self._model = model
-        self._texts = [(prompt, model.target.make_kv_cache()) for prompt in prompts]
-        self._prompt_seconds = prompt_seconds
+    They take turns behind one prompt after the other, until a sweep would not end in time.
+    """
+    found = list(candidates)
+    checked = [
+        place
+        for place, candidate in enumerate(found)
+        if place < _NUM_CHECKED or candidate.shape.num_draft_steps == 0
+    ]
+    longest = sum((_NUM_ROUNDS + 2) * found[place].predicted_seconds for place in checked)
+    for opening in islice(cycle(openings), _MAX_SWEEPS):
+        if not limit.allows(longest):
+            return
+        started = time.perf_counter()
+        for place in checked:
+            seconds = _round_seconds(model, found[place].shape, opening, limit)
+            measured = (*found[place].measured_seconds, *seconds)
+            found[place] = replace(found[place], measured_seconds=measured)
+        longest = max(longest, time.perf_counter() - started)
+        yield list(found)
 
-    def run(self, candidate: Candidate, limit: TimeLimit) -> Candidate:
-        """Return the candidate with the tokens per second that it gave, if there was time."""
-        stats = []
-        for prompt, kv_cache in self._texts:
-            reading = self._prompt_seconds * (len(prompt) - kv_cache.offset)
-            if not limit.allows(reading + candidate.round_seconds):
+
+def _round_seconds(
+    model: LoadedModel, shape: BeamShape, opening: Opening, limit: TimeLimit
+) -> tuple[float, ...]:
+    """Return the mean time of a few rounds behind a prompt; nothing where none ended in time."""
+    config = replace(_FIXED, beam=shape)
+    stats = DecodeStats()
+    with closing(decode(model, opening.kv_cache, opening.prompt, config, stats)) as decoded:
+        for _ in decoded:
+            if stats.num_rounds >= _NUM_ROUNDS or not limit.allows(stats.seconds_per_round):
                 break
-            stats.append(self._decode(candidate, prompt, kv_cache, limit))
-        num_tokens = sum(one.emitted_tokens - 1 for one in stats)
-        seconds = sum(one.decode_seconds for one in stats)
-        return replace(candidate, measured_per_second=num_tokens / seconds if seconds else None)
-
-    def _decode(
-        self, candidate: Candidate, prompt: Sequence[int], kv_cache: KVCache, limit: TimeLimit
-    ) -> DecodeStats:
-        config = replace(_FIXED, max_tokens=_NUM_TOKENS, beam=candidate.shape)
-        stats = DecodeStats()
-        with closing(decode(self._model, kv_cache, prompt, config, stats)) as decoded:
-            for _ in decoded:
-                mean = stats.decode_seconds / max(stats.num_rounds, 1)
-                if not limit.allows(max(mean, candidate.round_seconds)):
-                    break
-        return stats
+    return (stats.seconds_per_round,) if stats.num_rounds else ()
 
 
-def _candidate(measured: Measurements, shape: BeamShape) -> Candidate:
-    num_tokens = _tokens_per_round(measured.texts, shape)
+def _candidate(measured: Measurements, shape: BeamShape, calibration: float) -> Candidate:
     cost = measured.costs(shape).of_round(shape.max_rows, shape.num_draft_steps)
-    return Candidate(shape, num_tokens, num_tokens / (cost * measured.step_seconds))
+    return Candidate(
+        shape, _tokens_per_round(measured.texts, shape, calibration), cost * measured.step_seconds
+    )
 
 
-def _tokens_per_round(texts: Iterable[Sequence[Sample]], shape: BeamShape) -> float:
-    """Return the mean over walks along the texts, from every one of the first tokens.
+def _judged(texts: Iterable[Sequence[Sample]]) -> Iterator[Sample]:
+    return (sample for text in texts for sample in text if sample.accepted)
+
+
+def _calibration(texts: Sequence[Sequence[Sample]]) -> float:
+    """Return how many drafted rows were right for each one that their probabilities promised."""
+    right = promised = _TRUST
+    for sample in _judged(texts):
+        right += sum(sample.accepted[1:])
+        promised += float(np.exp(sample.tree.log_probs[1:]).sum())
+    return right / promised
+
+
+def _tokens_per_round(
+    texts: Iterable[Sequence[Sample]], shape: BeamShape, calibration: float
+) -> float:
+    """Return the mean over all walks along the texts, from every one of the first tokens.
+
+    A round goes on by as many tokens as its rows promise. What was right and wrong sets only
+    how far they are trusted: a few dozen drafts are too few to compare shapes by luck.
+    """
+    num_tokens = num_rounds = 0.0
+    for text in texts:
+        visits = np.zeros(len(text) + WIDEST.beam_length)
+        visits[: WIDEST.beam_length] = 1.0
+        for place, sample in enumerate(text):
+            reached = _chances_by_depth(sample, shape, calibration)
+            num_tokens += visits[place] * reached.sum()
+            num_rounds += visits[place]
+            ends = reached - np.append(reached[1:], 0.0)
+            visits[place + 1 : place + 1 + len(ends)] += visits[place] * ends
+    return num_tokens / max(num_rounds, 1.0)
+
+
+def _chances_by_depth(sample: Sample, shape: BeamShape, calibration: float) -> Chances:
+    """Return the chances that a round is right down to depth 0, 1, ..., none above the last.
 
     A narrower or shorter draft is taken for the part of the widest one that it would find.
     """
-    num_tokens = num_rounds = 0
-    for text in texts:
-        kept = [1 + _num_accepted(sample, shape) for sample in text]
-        for start in range(min(WIDEST.beam_length, len(kept))):
-            place = start
-            while place < len(kept):
-                num_tokens += kept[place]
-                num_rounds += 1
-                place += kept[place]
-    return num_tokens / max(num_rounds, 1)
+    tree = sample.tree
+    chances = np.zeros(shape.beam_length)
+    for row in _rows_within(sample, shape):
+        chances[tree.depths[row]] += calibration * np.exp(tree.log_probs[row])
+    chances[0] = 1.0
+    return np.minimum.accumulate(np.minimum(chances, 1.0))
 
 
-def _num_accepted(sample: Sample, shape: BeamShape) -> int:
+def _rows_within(sample: Sample, shape: BeamShape) -> set[int]:
     tree = sample.tree
     order = np.argsort(-tree.scores(), kind="stable").tolist()
     fits: set[int] = set()
@@ -219,4 +276,4 @@ def _num_accepted(sample: Sample, shape: BeamShape) -> int:
             fits.add(row)
         if len(fits) == shape.max_rows:
             break
-    return max(int(tree.depths[row]) for row in fits if sample.accepted[row])
+    return fits

@@ -19,12 +19,15 @@ from tests.toy import Oracle, toy_drafter, toy_model, toy_target
 PROMPTS = [[7, 3, 9, 1, 22], [4, 4, 8]]
 
 
-def chain_sample(num_right: int, rank: int = 0) -> Sample:
-    """Return a sample of one chain of four nodes, of which the first ``num_right`` are right."""
+def chain_sample(num_right: int, rank: int = 0, log_prob: float = -1.0) -> Sample:
+    """Return a sample of one chain of four nodes, of which the first ``num_right`` are right.
+
+    Each node has ``log_prob``, given those before it.
+    """
     tree = DraftTree.from_rows(
         np.arange(5, dtype=np.int32),
         np.array([0, 0, 1, 2, 3], np.int32),
-        -np.arange(5, dtype=np.float32),
+        log_prob * np.arange(5, dtype=np.float32),
     )
     accepted = [row <= num_right for row in range(5)]
     return Sample(tree, (0, rank, 0, 0, 0), tuple(accepted))
@@ -36,11 +39,11 @@ def measured(texts: list[list[Sample]], per_row: float = 0.1) -> Measurements:
         (shape.beam_width, shape.beam_length): 0.002 * shape.num_draft_steps
         for shape in shapes_to_try()
     }
-    return Measurements(0.1, 0.01, rows, rows, drafts, tuple(map(tuple, texts)))
+    return Measurements(0.1, rows, rows, (100, 100), drafts, tuple(map(tuple, texts)))
 
 
 def test_a_draft_that_is_always_right_is_followed_as_far_as_the_shape_goes() -> None:
-    samples = [chain_sample(4) for _ in range(40)]
+    samples = [chain_sample(4, log_prob=0.0) for _ in range(40)]
     best, *_ = tuning.rank(measured([samples]))
     assert best.shape == BeamShape(1, 5, 5)
     assert best.tokens_per_round == pytest.approx(5.0)
@@ -49,7 +52,7 @@ def test_a_draft_that_is_always_right_is_followed_as_far_as_the_shape_goes() -> 
 
 
 def test_a_draft_that_is_never_right_leaves_plain_decoding_first() -> None:
-    best, *_ = tuning.rank(measured([[chain_sample(0)] * 40]))
+    best, *_ = tuning.rank(measured([[chain_sample(0, log_prob=-9.0)] * 40]))
     assert best.shape.num_draft_steps == 0
     assert best.predicted_per_second == pytest.approx(10.0)
 
@@ -60,7 +63,7 @@ def test_rows_that_cost_a_step_each_leave_plain_decoding_first() -> None:
 
 
 def test_a_right_node_of_the_second_rank_needs_two_beams() -> None:
-    candidates = tuning.rank(measured([[chain_sample(4, rank=1)] * 40]))
+    candidates = tuning.rank(measured([[chain_sample(4, rank=1, log_prob=0.0)] * 40]))
     by_width = {found.shape.beam_width: found.tokens_per_round for found in candidates}
     assert by_width[1] == 1.0
     assert by_width[2] > 1.0
@@ -71,6 +74,38 @@ def test_rows_in_between_cost_what_lies_between_and_never_more_than_further_ones
     costs = replace(one, verify_seconds={1: 0.1, 2: 0.13, 3: 0.12, 5: 0.16}).costs(BeamShape(2, 3))
     assert costs.verify == pytest.approx((1.0, 1.2, 1.2, 1.4, 1.6))
     assert costs.draft_step == pytest.approx(0.02)
+
+
+def test_a_longer_context_makes_rows_dearer_and_drafts_cheaper() -> None:
+    far = {rows: 0.2 * (1 + 0.2 * (rows - 1)) for rows in (1, 2, 4)}
+    costs = replace(
+        measured([[]]), far_verify_seconds=far, contexts=(100, 2100), step_seconds=0.1
+    ).costs(BeamShape(2, 3))
+    assert costs.at(100) == costs.at(0) == costs
+    assert costs.at(2100).verify[:5] == pytest.approx((1.0, 1.2, 1.4, 1.6, 1.8))
+    assert costs.at(4100).verify[3] == pytest.approx((0.13 + 2 * 0.19) / 0.3)
+    assert costs.at(2100).draft_step == pytest.approx(costs.draft_step / 2)
+
+
+def test_a_round_is_counted_by_what_its_rows_promise_and_how_far_they_were_right() -> None:
+    """Law: with rows right half as often as they say, guesses count half, along every walk."""
+    half = chain_sample(0, log_prob=np.log(0.5))
+    texts = [[half] * 40]
+    shape = BeamShape(1, 3)
+    assert tuning._tokens_per_round(texts, shape, 1.0) == pytest.approx(1.75, rel=0.01)
+    assert tuning._tokens_per_round(texts, shape, 0.5) == pytest.approx(1.375, rel=0.01)
+    assert tuning._tokens_per_round(texts, shape, 9.0) == pytest.approx(3.0)
+    assert tuning._calibration(texts) == pytest.approx(10 / (10 + 40 * 0.9375))
+
+
+def test_walks_pass_over_what_rounds_brought() -> None:
+    """Law: sure guesses at the first token leave the next two to it."""
+    sure, none = chain_sample(2, log_prob=0.0), chain_sample(0, log_prob=-99.0)
+    text = [sure, sure, sure, none, none] * 8
+    found = tuning._tokens_per_round([text], BeamShape(1, 3), 1.0)
+    assert 1.0 < found < 2.0
+    # Every walk comes to a first sure token: 3 tokens, then two plain rounds.
+    assert found == pytest.approx(5 / 3, rel=0.05)
 
 
 def test_acceptance_is_told_by_depth_and_by_joint_log_probability() -> None:
@@ -95,8 +130,9 @@ def test_samples_say_how_the_models_own_text_goes_on(monkeypatch: pytest.MonkeyP
     found = measure(engine, PROMPTS[:1], TimeLimit(60.0), shares.append)
     assert shares == sorted(shares) and shares[-1] == 1.0
     [text] = found.texts
-    assert len(text) == 12 + 1 - 4
-    for sample in text:
+    assert len(text) == 12
+    assert [bool(sample.accepted) for sample in text] == [True] * 9 + [False] * 3
+    for sample in text[:9]:
         right = [d for d, ok in zip(sample.tree.depths, sample.accepted, strict=True) if ok]
         assert sorted(right) == [0, 1, 2, 3, 4]
     assert set(found.draft_seconds) == {(w, n) for w in range(1, 5) for n in range(2, 6)}
@@ -152,7 +188,11 @@ def test_tuning_takes_no_longer_than_it_announces(
     tuned = tune_in_300_steps(monkeypatch)
     assert 100 * STEP < clock.now <= 300 * STEP
     if per_row < 0.1:
-        assert [bool(found.measured_per_second) for found in tuned.candidates[:4]] == [1, 1, 1, 0]
+        speeds = [found.measured_per_second for found in tuned.candidates]
+        assert all(speeds[:5]) and not any(speeds[6:])
+        assert speeds[:5] == sorted(speeds[:5], reverse=True)
+        [plain] = [found for found in tuned.candidates if found.shape.num_draft_steps == 0]
+        assert plain.measured_per_second == pytest.approx(1 / STEP)
         assert len(tuned.candidates) == 17
 
 
@@ -179,7 +219,6 @@ def test_a_machine_that_turns_slow_ends_the_measurement_and_not_the_result(
 def test_tuning_ends_with_a_profile_for_the_best_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "NUM_PLAIN_STEPS", 24)
     monkeypatch.setattr(measuring, "FAR_CONTEXT", 64)
-    monkeypatch.setattr(tuning, "_NUM_TOKENS", 4)
     monkeypatch.setattr(tuning, "chat_prompt", lambda model, text: [7, 3, len(text) % 40])
     target = toy_target()
     model = toy_model(target, toy_drafter(target))
