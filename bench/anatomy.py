@@ -105,13 +105,16 @@ def lines(steps: list[float], times: dict[BeamShape, Times]) -> list[str]:
     return shown
 
 
+def long_text(model: LoadedModel, num_tokens: int) -> list[int]:
+    """Return so many tokens of real text, or none where the number is below 0."""
+    text = [token for prompt in copy_prompts() for token in chat_prompt(model, prompt.text)]
+    return (text * (num_tokens // len(text) + 1))[: max(num_tokens, 0)]
+
+
 def long_prompt(model: LoadedModel, num_tokens: int) -> list[int]:
     """Return a prompt of so many tokens, of real text, or a short question."""
     question = chat_prompt(model, tune_prompts()[0].text)
-    if num_tokens <= len(question):
-        return question
-    text = [token for prompt in copy_prompts() for token in chat_prompt(model, prompt.text)]
-    return (text * (num_tokens // len(text) + 1))[: num_tokens - len(question)] + question
+    return long_text(model, num_tokens - len(question)) + question
 
 
 def main() -> None:

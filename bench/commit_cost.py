@@ -42,12 +42,12 @@ TREE = DraftTree.from_rows(
 PATH = [0, 2, 4, 6]
 
 
-def filled_cache(num_positions: int) -> KVCache:
+def filled_cache(config: TargetConfig, num_positions: int) -> KVCache:
     """Return a cache that holds random keys and values."""
     kv_cache = KVCache()
     kv_cache.start_pass(num_positions, keeps_rows=False)
-    shape = (1, CONFIG.num_kv_heads, num_positions, CONFIG.head_dim)
-    for layer in range(CONFIG.num_layers):
+    shape = (1, config.num_kv_heads, num_positions, config.head_dim)
+    for layer in range(config.num_layers):
         kv_cache.extend(layer, mx.random.normal(shape), mx.random.normal(shape))
     kv_cache.commit(range(num_positions))
     mx.eval(kv_cache.arrays)
@@ -70,7 +70,7 @@ def main() -> None:
     """Print the median milliseconds at each context."""
     target = Decoder(CONFIG, is_tied=True)
     mx.eval(target.parameters())
-    caches = {context: filled_cache(context) for context in CONTEXTS}
+    caches = {context: filled_cache(CONFIG, context) for context in CONTEXTS}
     seconds: dict[int, list[float]] = {context: [] for context in CONTEXTS}
     for _ in range(TRIALS):
         for context, kv_cache in caches.items():
