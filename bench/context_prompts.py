@@ -34,6 +34,7 @@ class Context:
         kv_cache: Holds the beginning of a prompt, or nothing.
         prompts: Token ids.
         num_shared: How many of them all prompts begin with.
+        is_random: Whether no text stands behind them.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Context:
     kv_cache: KVCache
     prompts: list[list[int]]
     num_shared: int
+    is_random: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -95,7 +97,7 @@ def random_context(model: LoadedModel, num_tokens: int, num_prompts: int) -> Con
         text + rng.integers(vocab_size, size=RANDOM_QUESTION).tolist() for _ in range(num_prompts)
     ]
     kv_cache = filled_cache(model.target.config, num_filled)
-    return Context(f"{num_tokens}, random", model, kv_cache, prompts, num_filled)
+    return Context(f"{num_tokens}, random", model, kv_cache, prompts, num_filled, is_random=True)
 
 
 def random_twin(model: LoadedModel) -> LoadedModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -161,15 +162,29 @@ class ShapeTimes:
         return sum(map(self._part_steps, self.timed.part_seconds.keys() - {DRAFT, VERIFY}))
 
     @property
+    def plain_attention_steps(self) -> float:
+        """Attention in a plain step."""
+        return self.plain_attention / self.plain.round_seconds
+
+    @property
+    def attention_steps(self) -> float:
+        """Attention in a round."""
+        return self.attention / self.plain.round_seconds
+
+    @property
     def verify_speedup(self) -> float:
         """The speedup if a round were its verify alone."""
         return self.tokens_per_round / self.verify_steps
 
     @property
-    def round_steps_without_attention(self) -> float:
-        """A round over a step, attention left out of both."""
-        step = self.plain.round_seconds - self.plain_attention
-        return (self.rounds.round_seconds - self.attention) / step
+    def plain_milliseconds_left(self) -> float:
+        """A plain step, attention left out."""
+        return 1e3 * (self.plain.round_seconds - self.plain_attention)
+
+    @property
+    def milliseconds_left(self) -> float:
+        """A round, attention left out."""
+        return 1e3 * (self.rounds.round_seconds - self.attention)
 
     @property
     def is_text_equal(self) -> bool:
@@ -202,15 +217,15 @@ def measure_prompt(context: Context, number: int, num_tokens: int) -> dict[BeamS
 
 
 def attention_seconds(context: Context, shape: BeamShape, num_rows: int) -> float:
-    """Return what attention alone takes in all layers of a pass, the best of a few trials."""
+    """Return what attention alone takes in all layers of a pass, the median of a few trials."""
     config, buffers = context.model.target.config, context.kv_cache.arrays
     end = context.num_tokens + num_rows
     # Below each row the shape's width of branches: a chain where it is 1.
     parents = np.maximum(np.arange(num_rows, dtype=np.int32) - shape.beam_width, 0)
     tree = DraftTree.from_rows(np.zeros_like(parents), parents, np.zeros(num_rows, np.float32))
     mask = RowLayout.for_pass(num_rows, context.num_tokens, tree).mask
-    queries = mx.random.normal((1, config.num_heads, num_rows, config.head_dim))
-    queries = queries.astype(buffers[0].dtype)
+    # What they hold costs nothing, unless it made the scores underflow.
+    queries = mx.zeros((1, config.num_heads, num_rows, config.head_dim), buffers[0].dtype)
     mx.eval(queries)
     attend = partial(mx.fast.scaled_dot_product_attention, queries, scale=1.0, mask=mask)
     pairs = list(zip(buffers[::2], buffers[1::2], strict=True))
@@ -219,7 +234,7 @@ def attention_seconds(context: Context, shape: BeamShape, num_rows: int) -> floa
         started = time.perf_counter()
         mx.eval([attend(k=keys[:, :, :end], v=values[:, :, :end]) for keys, values in pairs])
         seconds.append(time.perf_counter() - started)
-    return min(seconds)
+    return statistics.median(seconds)
 
 
 def measure(

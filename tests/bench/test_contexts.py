@@ -202,11 +202,14 @@ def test_a_row_is_in_plain_steps_of_its_context() -> None:
         "speedup": "1.33 (1.33 to 2.67)",
         "tokens/round": "2.00 (2.00 to 2.00)",
         "round": "1.50 (0.75 to 1.50)",
-        "draft": "0.200 (0.100 to 0.200)",
-        "verify": "1.25 (0.62 to 1.25)",
-        "rest": "0.200 (0.100 to 0.200)",
-        "speedup by verify alone": "1.60 (1.60 to 3.20)",
-        "round without attention": "1.25 (0.56 to 1.25)",
+        "draft": "0.200",
+        "verify": "1.250",
+        "rest": "0.200",
+        "speedup by verify alone": "1.600",
+        "attention in a step": "0.200",
+        "attention in a round": "0.500",
+        "ms a step without attention": "80.00 (80.00 to 180.00)",
+        "ms a round without attention": "100.00 (100.00 to 100.00)",
     }
     assert not times.is_text_equal
     assert replace(times, timed=rounds).is_text_equal
