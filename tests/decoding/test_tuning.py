@@ -189,8 +189,8 @@ def test_tuning_takes_no_longer_than_it_announces(
     assert 100 * STEP < clock.now <= 300 * STEP
     if per_row < 0.1:
         speeds = [found.measured_per_second for found in tuned.candidates]
-        assert all(speeds[:5]) and not any(speeds[6:])
-        assert speeds[:5] == sorted(speeds[:5], reverse=True)
+        told = [speed for speed in speeds if speed]
+        assert len(told) in (5, 6) and speeds[: len(told)] == sorted(told, reverse=True)
         [plain] = [found for found in tuned.candidates if found.shape.num_draft_steps == 0]
         assert plain.measured_per_second == pytest.approx(1 / STEP)
         assert len(tuned.candidates) == 17
