@@ -13,7 +13,12 @@ from redrafter_mlx.cli.bars import bar
 from redrafter_mlx.cli.distill import load_target
 from redrafter_mlx.cli.options import Dtype, ProgramOptions
 from redrafter_mlx.config import DEFAULT_MODEL, check_range
-from redrafter_mlx.training.settings import MAX_HIDDEN_BYTES, DrafterShape, TrainingConfig
+from redrafter_mlx.training.settings import (
+    MAX_HIDDEN_BYTES,
+    NUM_DRAFT_LAYERS,
+    DrafterShape,
+    TrainingConfig,
+)
 
 if TYPE_CHECKING:
     from redrafter_mlx.loading.model import LoadedModel
@@ -55,14 +60,19 @@ class TrainFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeOptions:
-    """What the drafter looks like."""
+    """What the drafter looks like; else as the one that training starts from, or as told."""
 
     exit_dim: Annotated[
         int | None, typer.Option(help="Width of the residual blocks; else the model's.")
     ] = SHAPE.exit_dim
-    layers: Annotated[int, typer.Option(help="Residual blocks.")] = SHAPE.num_draft_layers
+    layers: Annotated[
+        int | None, typer.Option(help=f"Residual blocks; else {NUM_DRAFT_LAYERS}.")
+    ] = SHAPE.num_draft_layers
     head: Annotated[
-        str, typer.Option(metavar="tied|own", help="The model's output head, or one of its own.")
+        str | None,
+        typer.Option(
+            metavar="tied|own", help="The model's output head, or one of its own; else tied."
+        ),
     ] = SHAPE.head
     draft_vocab: Annotated[
         int | None,

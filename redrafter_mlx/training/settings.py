@@ -13,6 +13,7 @@ from redrafter_mlx.errors import ConfigError
 
 LABELS = ("soft", "hard")
 HEADS = ("tied", "own")
+NUM_DRAFT_LAYERS = 2
 MAX_HIDDEN_BYTES = 8_000_000_000
 
 
@@ -61,20 +62,19 @@ class DistillConfig:
 
 @dataclass(frozen=True, slots=True)
 class DrafterShape:
-    """What a new drafter looks like.
+    """What a drafter to train looks like; ``None`` is as in the one that training starts from.
 
     Attributes:
-        exit_dim: Width of its residual blocks; ``None`` takes the target's hidden_size, or
-            the width of the drafter that training starts from.
-        num_draft_layers: Residual blocks.
-        head: ``tied`` to the target's output head, or its ``own``.
-        draft_vocab_size: Tokens that it can propose, the most used of the corpus; ``None``
-            takes all, or those of the drafter that training starts from.
+        exit_dim: Width of its residual blocks; a new drafter's is the target's hidden_size.
+        num_draft_layers: Residual blocks; a new drafter has ``NUM_DRAFT_LAYERS``.
+        head: ``tied`` to the target's output head, as a new drafter's is, or its ``own``.
+        draft_vocab_size: Tokens that it can propose, the most used of the corpus; a new
+            drafter proposes all.
     """
 
     exit_dim: int | None = None
-    num_draft_layers: int = 2
-    head: str = "tied"
+    num_draft_layers: int | None = None
+    head: str | None = None
     draft_vocab_size: int | None = None
 
     def __post_init__(self) -> None:
@@ -82,8 +82,9 @@ class DrafterShape:
         for name in ("exit_dim", "draft_vocab_size"):
             if getattr(self, name) is not None:
                 check_range(name, getattr(self, name), 1, 2**24)
-        check_range("num_draft_layers", self.num_draft_layers, 0, 64)
-        if self.head not in HEADS:
+        if self.num_draft_layers is not None:
+            check_range("num_draft_layers", self.num_draft_layers, 0, 64)
+        if self.head not in (None, *HEADS):
             raise ConfigError(f"head is {self.head!r}; choose one of {', '.join(HEADS)}.")
 
 

@@ -20,7 +20,7 @@ from redrafter_mlx.loading.modules import dequantized
 from redrafter_mlx.models.decoder import Decoder
 from redrafter_mlx.models.drafter import RecurrentDrafter
 from redrafter_mlx.models.matrix import Matrix
-from redrafter_mlx.training.settings import DrafterShape
+from redrafter_mlx.training.settings import NUM_DRAFT_LAYERS, DrafterShape
 
 ChooseTokens = Callable[[int], npt.NDArray[np.int32]]
 
@@ -85,9 +85,9 @@ def _new_network(
         hidden_size=hidden_size,
         vocab_size=target.config.vocab_size,
         exit_dim=shape.exit_dim or hidden_size,
-        num_draft_layers=shape.num_draft_layers,
+        num_draft_layers=_either(shape.num_draft_layers, NUM_DRAFT_LAYERS),
         draft_length=options.draft_length,
-        head=shape.head,
+        head=shape.head or "tied",
         draft_vocab_size=shape.draft_vocab_size,
         target=options.target,
     )
@@ -103,6 +103,10 @@ def _new_network(
     if config.head == "own":
         network.lm_head[-1].weight = _target_rows(target, network, config.exit_dim)
     return network
+
+
+def _either(asked: int | None, otherwise: int) -> int:
+    return otherwise if asked is None else asked
 
 
 def _silence_blocks(network: RecurrentDrafter, first: int) -> None:
@@ -130,11 +134,12 @@ def _continued(
     settings = asdict(old.quantization) if old.quantization else {}
     tensors = dequantized(source.tensors, settings, mx.float32)
     kept = _kept_tokens(old, options, choose_tokens, tensors)
+    head = options.shape.head or old.head
     config = replace(
         old,
-        num_draft_layers=options.shape.num_draft_layers,
-        head=options.shape.head,
-        head_scale=old.head_scale if options.shape.head == "tied" else 1.0,
+        num_draft_layers=_either(options.shape.num_draft_layers, old.num_draft_layers),
+        head=head,
+        head_scale=old.head_scale if head == "tied" else 1.0,
         draft_length=options.draft_length,
         draft_vocab_size=None if kept is None else len(kept),
         quantization=None,
@@ -162,7 +167,7 @@ def _check_start(old: DrafterConfig, options: StartOptions) -> None:
             f"exit_dim is {shape.exit_dim}, that of {options.init_from} is {old.exit_dim}; leave "
             "it out, or start from none."
         )
-    if shape.num_draft_layers < old.num_draft_layers:
+    if _either(shape.num_draft_layers, old.num_draft_layers) < old.num_draft_layers:
         raise ConfigError(
             f"{options.init_from} has {old.num_draft_layers} residual blocks; ask for as many or "
             f"more than {shape.num_draft_layers}."
@@ -177,13 +182,17 @@ def _kept_tokens(
     choose_tokens: ChooseTokens,
     tensors: dict[str, mx.array],
 ) -> npt.NDArray[np.int32] | None:
-    """Return the draft vocabulary: the one asked for, else the one that there is."""
+    """Return the draft vocabulary: the one asked for, else the one that there is.
+
+    A head of its own that is cut to as many tokens has no rows for others, and keeps its own.
+    """
     former = np.array(tensors[DRAFT_VOCAB]) if DRAFT_VOCAB in tensors else None
     size = options.shape.draft_vocab_size
-    if size is None:
+    is_cut = former is not None and old.head == "own"
+    if size is None or (is_cut and size == old.draft_vocab_size):
         return former
     chosen = choose_tokens(size)
-    if former is not None and old.head == "own" and not np.isin(chosen, former).all():
+    if former is not None and is_cut and not np.isin(chosen, former).all():
         raise ConfigError(
             f"The head of {options.init_from} is cut to {len(former)} tokens, and others are "
             "asked for; leave the draft vocabulary out."

@@ -18,7 +18,7 @@ from redrafter_mlx.models.decoder import Decoder
 from redrafter_mlx.models.drafter import RecurrentDrafter
 from redrafter_mlx.models.matrix import Matrix
 from redrafter_mlx.training.loss import draft_features, head_logits
-from redrafter_mlx.training.settings import DrafterShape
+from redrafter_mlx.training.settings import NUM_DRAFT_LAYERS, DrafterShape
 from redrafter_mlx.training.start import StartOptions, network_tensors, start_network
 from tests.toy import toy_drafter, toy_target
 
@@ -115,6 +115,16 @@ def test_draft_vocabulary_of_the_source_is_kept(tmp_path: Path, target: Decoder)
     network = start(target, DrafterShape(), saved(tmp_path / "d", target, ImportOptions(), **tied))
     assert network.draft_vocab.tolist() == list(range(0, 40, 2))
     assert "draft_vocab" not in network.trainable_parameters()
+
+
+def test_what_is_not_asked_for_is_as_in_the_source(tmp_path: Path, target: Decoder) -> None:
+    shape = {"exit_dim": 2 * H, "num_draft_layers": 3, "head": "own", "draft_vocab_size": 20}
+    folder = saved(tmp_path / "d", target, ImportOptions(), **shape)
+    for asked in (DrafterShape(), DrafterShape(draft_vocab_size=20)):
+        config = start(target, asked, folder).config
+        assert {name: getattr(config, name) for name in shape} == shape
+    new = start(target, DrafterShape()).config
+    assert (new.exit_dim, new.num_draft_layers, new.head) == (H, NUM_DRAFT_LAYERS, "tied")
 
 
 def test_quantised_drafter_is_multiplied_out(tmp_path: Path, target: Decoder) -> None:
