@@ -14,7 +14,6 @@ from redrafter_mlx.bench.peer import load_peer, load_peer_tokenizer
 from redrafter_mlx.bench.results import MLX_LM, PLAIN, Configuration
 from redrafter_mlx.config import PLAIN_BEAM_SHAPE, BeamShape, GenerationConfig, SamplingConfig
 from redrafter_mlx.decoding.decode import most_tokens
-from redrafter_mlx.decoding.pace import Pace
 from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.errors import ConfigError
 from redrafter_mlx.generation import stream_generate
@@ -80,7 +79,7 @@ class OurSide:
 
     def fresh(self, *, timed_every: int) -> OurSide:
         """Return the same without experience, with every so many rounds timed in parts."""
-        model = replace(self.model, pace=Pace(self.model.pace.costs))
+        model = replace(self.model, pace=self.model.pace.fresh())
         return replace(self, model=model, config=replace(self.config, timed_every=timed_every))
 
 
@@ -235,7 +234,7 @@ def _our_side(name: str, model: LoadedModel, config: GenerationConfig) -> OurSid
         ignores_eos=config.ignore_eos,
     )
     # Plain steps of one side must not teach another what a step costs.
-    return OurSide(configuration, replace(model, pace=Pace(model.pace.costs)), config)
+    return OurSide(configuration, replace(model, pace=model.pace.fresh()), config)
 
 
 def peer_side(model: LoadedModel, options: SideOptions) -> PeerSide:

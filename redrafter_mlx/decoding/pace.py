@@ -105,7 +105,7 @@ class Pace:
     """Whether drafting pays for one model, learned from round to round, across answers.
 
     Attributes:
-        costs: What passes and drafts are expected to cost.
+        costs: What passes and drafts are expected to cost in this answer.
         is_parked: Whether decoding is plain but for a probe now and then.
     """
 
@@ -151,6 +151,10 @@ class Pace:
     def wait(self) -> int:
         """Plain steps until the next probe of a parked drafter."""
         return 0 if self._probes and self._probes[-1] else self._wait
+
+    def fresh(self) -> Pace:
+        """Return one that expects the same of any answer and has no experience."""
+        return Pace(self._base_costs)
 
     def begin_answer(self, num_prompt_tokens: int) -> None:
         """Expect what rounds cost behind so many tokens."""

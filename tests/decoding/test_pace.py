@@ -23,6 +23,18 @@ def test_costs_go_on_as_between_the_last_two_entries() -> None:
     assert COSTS.of_round(3, 2) == pytest.approx(1.2 + 0.1 + 0.02)
 
 
+def test_each_answer_begins_with_the_costs_at_its_own_length() -> None:
+    """Law: a long answer before it changes nothing, nor does it for one without experience."""
+    costs = RoundCosts(verify=(1.0, 1.1), context=100, growth=(0.001, 0.003))
+    pace = Pace(costs)
+    pace.begin_answer(1100)
+    assert pace.costs == costs.at(1100)
+    assert pace.costs.verify == pytest.approx((1.0, (1.1 + 3.0) / 2.0))
+    assert pace.fresh().costs == costs
+    pace.begin_answer(50)
+    assert pace.costs == costs
+
+
 def test_rows_are_verified_as_long_as_together_they_repay_their_cost() -> None:
     pace = Pace(COSTS)
     assert pace.num_rows_that_pay([]) == 1
