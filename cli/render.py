@@ -153,6 +153,8 @@ def stats_details(stats: DecodeStats) -> None:
     parts = ", ".join(f"{name} {value:.1f}" for name, value in stats.part_milliseconds.items())
     if parts:
         note(f"ms of a round, over {stats.num_timed_rounds}: {parts}")
+    else:
+        note("ms of a round: none was timed, since nothing was drafted")
 
 
 def counted(number: int, noun: str) -> str:

@@ -114,7 +114,8 @@ class GenerationConfig:
         use_lookup: Whether what followed earlier occurrences of the latest tokens is drafted.
         is_adaptive: Whether rows and parking follow what rounds bring; else every round has
             the whole shape.
-        timed_every: Time the parts of every n-th round; 0 times none.
+        timed_every: Time the parts of the first round that drafts, and of one in n from there on;
+            0 times none.
     """
 
     max_tokens: int = 512

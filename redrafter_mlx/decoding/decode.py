@@ -162,6 +162,7 @@ def _runs(
     shape = None if planner.num_plain_steps else planner.next_shape
     first = engine.read_tip(state.tip, shape)
     outcome: Outcome | None = first
+    next_timed = 0  # plain steps are counted, too, but never timed: the next round makes up for one
     run = state.take([first.next_token])
     planner.observe(run.tokens)
     while state.num_left:
@@ -173,7 +174,8 @@ def _runs(
             # The pass before drafted nothing: it was a plain one, or drafting was parked.
             outcome = engine.read_tip(state.tip, planner.draft_shape)
         started = time.perf_counter()
-        is_timed = timed_every > 0 and stats.num_rounds % timed_every == 0
+        is_timed = timed_every > 0 and stats.num_rounds >= next_timed
+        next_timed = stats.num_rounds + timed_every if is_timed else next_timed
         watch = Stopwatch(stats, is_running=is_timed)
         tree = planner.tree(outcome.tree, state.num_left - 1)
         watch.lap("host")

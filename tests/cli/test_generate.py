@@ -103,6 +103,7 @@ def test_stats_times_some_rounds_and_shows_what_was_accepted(
     assert "accepted by depth" in result.stderr
     assert "tokens/round" in result.stderr
     assert "guesses kept a round" in result.stderr
+    assert "ms of a round: none was timed, since nothing was drafted\n" in result.stderr
     assert "accepted by" not in run(*ASK).stderr
 
 

@@ -307,6 +307,18 @@ def test_timing_the_parts_changes_nothing_else(shape):
     assert all(value > 0 for value in stats.part_milliseconds.values())
 
 
+@pytest.mark.parametrize("max_tokens", [8, 40])
+def test_the_first_round_is_timed_however_many_plain_steps_come_before(max_tokens):
+    """A text of few tokens has few rounds, and an adaptive one begins with plain steps."""
+    target, stats = target_of(), DecodeStats()
+    model = toy_model(target, oracle(40))
+    config = GenerationConfig(max_tokens=max_tokens, timed_every=8, use_lookup=False)
+    assert answer(model, config, stats=stats) == plain(max_tokens=max_tokens)
+    assert 0 < stats.num_plain_steps < stats.num_rounds
+    assert stats.num_timed_rounds == math.ceil((stats.num_rounds - stats.num_plain_steps) / 8)
+    assert set(stats.part_milliseconds) == {"draft", "verify", "accept", "commit", "host"}
+
+
 def test_a_reader_has_no_part_in_the_time_of_a_round(monkeypatch):
     real_clock, skew = time.perf_counter, 0.0
     monkeypatch.setattr(time, "perf_counter", lambda: real_clock() + skew)
