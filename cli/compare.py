@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
@@ -11,6 +12,7 @@ from redrafter_mlx.cli import render
 from redrafter_mlx.config import PLAIN_BEAM_SHAPE, GenerationConfig, SamplingConfig
 
 if TYPE_CHECKING:
+    from redrafter_mlx.decoding.stats import DecodeStats
     from redrafter_mlx.generation import Answer
     from redrafter_mlx.loading.model import LoadedModel
 
@@ -48,10 +50,18 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Both speeds, and whether the token ids agree."""
+    """Both speeds, and whether the token ids agree.
+
+    Attributes:
+        drafted: Of both timed runs; likewise ``plain``.
+        counts: What was drafted and accepted in the two drafted runs together.
+        num_tokens: Of an answer.
+        difference: None where the ids agree.
+    """
 
     drafted: Speed
     plain: Speed
+    counts: DecodeStats
     num_tokens: int
     difference: Difference | None
 
@@ -77,14 +87,17 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object."""
-        return {**asdict(self), "speedup": self.speedup, "agrees": self.difference is None}
+        values = {**asdict(self), "speedup": self.speedup, "agrees": self.difference is None}
+        del values["counts"]
+        return values
 
 
 def compare(model: LoadedModel, prompt: Sequence[int], config: GenerationConfig) -> Comparison:
     """Decode the prompt twice each way.
 
     Both ways are warmed up, then timed in the order drafted, plain, plain, drafted, so that a
-    machine that slows down as it gets warm is unfair to neither.
+    machine that slows down as it gets warm is unfair to neither. No round is timed in parts,
+    which would slow the drafted runs alone.
 
     Args:
         model: With a drafter.
@@ -93,6 +106,7 @@ def compare(model: LoadedModel, prompt: Sequence[int], config: GenerationConfig)
     """
     from redrafter_mlx.generation import generate
 
+    config = replace(config, timed_every=0)
     plain_config = replace(config, beam=PLAIN_BEAM_SHAPE)
     for settings in (config, plain_config):
         warm_up = replace(settings, max_tokens=min(settings.max_tokens, WARM_UP_TOKENS))
@@ -102,6 +116,7 @@ def compare(model: LoadedModel, prompt: Sequence[int], config: GenerationConfig)
     return Comparison(
         drafted=_speed_of(first, fourth),
         plain=_speed_of(second, third),
+        counts=_counts_of(first.stats, fourth.stats),
         num_tokens=len(first.tokens),
         difference=_first_difference(model, first, second, config.sampling),
     )
@@ -115,6 +130,26 @@ def _speed_of(*answers: Answer) -> Speed:
     return Speed(
         tokens_per_second=num_tokens / seconds if seconds else 0.0,
         tokens_per_round=num_tokens / num_rounds if num_rounds else 0.0,
+    )
+
+
+def _counts_of(first: DecodeStats, second: DecodeStats) -> DecodeStats:
+    """Return the counts of two runs together, without times."""
+    from redrafter_mlx.decoding.stats import DecodeStats
+
+    def by_depth(left: list[int], right: list[int]) -> list[int]:
+        return [sum(pair) for pair in zip_longest(left, right, fillvalue=0)]
+
+    return DecodeStats(
+        emitted_tokens=first.emitted_tokens + second.emitted_tokens,
+        num_rounds=first.num_rounds + second.num_rounds,
+        num_plain_steps=first.num_plain_steps + second.num_plain_steps,
+        verified_rows=first.verified_rows + second.verified_rows,
+        drafted_by_depth=by_depth(first.drafted_by_depth, second.drafted_by_depth),
+        accepted_by_depth=by_depth(first.accepted_by_depth, second.accepted_by_depth),
+        accepted_by_source=dict(
+            Counter(first.accepted_by_source) + Counter(second.accepted_by_source)
+        ),
     )
 
 

@@ -125,11 +125,19 @@ def _show_text(
     with render.AnswerWriter() as writer:
         answer = _stream(model, prompt, config, writer.write)
     ending = render.CUT if answer.finish_reason == "length" else None
+    if wants_comparison:
+        # The speed of this first run would stand beside that of the timed ones.
+        render.length_line(answer.stats, ending)
+        comparison = _compare(model, prompt, config)
+        _show_comparison(comparison)
+        if config.timed_every:
+            render.note("drafted, the two timed runs together:")
+            render.acceptance(comparison.counts)
+            render.round_parts(answer.stats)
+        return
     render.stats_line(answer.stats, ending)
     if config.timed_every:
         render.stats_details(answer.stats)
-    if wants_comparison:
-        _show_comparison(_compare(model, prompt, config))
 
 
 def _stream(

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -131,17 +131,32 @@ def table(rows: Mapping[str, Mapping[str, str]]) -> None:
 
 def stats_line(stats: DecodeStats, ending: str | None = None) -> None:
     """Show an answer's figures in one quiet line, and why it ended where it was cut."""
-    parts = [
-        counted(stats.emitted_tokens, "token"),
+    speeds = (
         f"{stats.tokens_per_second:.1f} tokens/s",
         f"{stats.tokens_per_round:.2f} tokens/round",
-        f"first after {stats.prefill_seconds:.2f} s",
-    ]
-    note(" · ".join([*parts, ending] if ending else parts))
+    )
+    _stats_line(stats, speeds, ending)
+
+
+def length_line(stats: DecodeStats, ending: str | None = None) -> None:
+    """Show the same without the speeds, where those of other runs follow."""
+    _stats_line(stats, (), ending)
+
+
+def _stats_line(stats: DecodeStats, speeds: Sequence[str], ending: str | None) -> None:
+    count, waiting = counted(stats.emitted_tokens, "token"), f"{stats.prefill_seconds:.2f} s"
+    parts = (count, *speeds, f"first after {waiting}", *([ending] if ending else []))
+    note(" · ".join(parts))
 
 
 def stats_details(stats: DecodeStats) -> None:
     """Show what was accepted by depth and by source, and the parts of a round."""
+    acceptance(stats)
+    round_parts(stats)
+
+
+def acceptance(stats: DecodeStats) -> None:
+    """Show what was accepted by depth and by source, and how many rounds there were."""
     shares = " ".join(f"{share:.2f}" for share in stats.acceptance_by_depth)
     note(f"accepted by depth: {shares or 'nothing was drafted'}")
     sources = ", ".join(f"{name} {count}" for name, count in stats.accepted_by_source.items())
@@ -150,6 +165,10 @@ def stats_details(stats: DecodeStats) -> None:
         f"{counted(stats.num_rounds, 'round')}, {stats.num_plain_steps} of them plain, "
         f"{stats.verified_rows} rows, {stats.accepted_per_round:.2f} guesses kept a round"
     )
+
+
+def round_parts(stats: DecodeStats) -> None:
+    """Show where the time of a round went, or why nobody knows."""
     parts = ", ".join(f"{name} {value:.1f}" for name, value in stats.part_milliseconds.items())
     if parts:
         note(f"ms of a round, over {stats.num_timed_rounds}: {parts}")

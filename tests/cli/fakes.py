@@ -87,6 +87,11 @@ class FakeLibrary:
         for index, token in enumerate(tokens[: config.max_tokens]):
             stats.emitted_tokens = index + 1
             stats.num_rounds = index if is_plain else (index + 1) // 2
+            if not is_plain and stats.num_rounds:
+                stats.drafted_by_depth = stats.accepted_by_depth = [stats.num_rounds]
+                stats.accepted_by_source = {"drafter": stats.num_rounds}
+            stats.num_timed_rounds = min(config.timed_every, 1)
+            stats.part_seconds = {"draft": 0.125} if config.timed_every else {}
             stats.decode_seconds = stats.num_rounds * SECONDS_A_ROUND
             is_cut = index + 1 == config.max_tokens < len(tokens)
             is_last = index + 1 == len(tokens)

@@ -103,7 +103,7 @@ def test_stats_times_some_rounds_and_shows_what_was_accepted(
     assert "accepted by depth" in result.stderr
     assert "tokens/round" in result.stderr
     assert "guesses kept a round" in result.stderr
-    assert "ms of a round: none was timed, since nothing was drafted\n" in result.stderr
+    assert "ms of a round, over 1: draft 125.0\n" in result.stderr
     assert "accepted by" not in run(*ASK).stderr
 
 
@@ -300,6 +300,24 @@ def test_compare_shows_both_speeds_and_that_ids_agree(run: Run, library: FakeLib
         ["plain", "2.0", "1.00"],
     ]
     assert result.stderr.splitlines()[4] == "1.50 times as fast; the same 4 token ids"
+
+
+def test_compare_with_stats_shows_each_figure_once(run: Run, library: FakeLibrary) -> None:
+    """One speed for drafted and one for plain decoding; no timed round slows the compared runs."""
+    result = run(*ASK, "--compare", "--stats", "--max-tokens", "3")
+    assert result.stderr.splitlines() == [
+        "3 tokens · first after 0.25 s · cut short",
+        "         tokens/s  tokens/round",
+        "drafted       4.0          2.00",
+        "plain         2.0          1.00",
+        "2.00 times as fast; the same 3 token ids",
+        "drafted, the two timed runs together:",
+        "accepted by depth: 1.00",
+        "accepted by source: drafter 2",
+        "2 rounds, 0 of them plain, 0 rows, 1.00 guesses kept a round",
+        "ms of a round, over 1: draft 125.0",
+    ]
+    assert [config.timed_every > 0 for _, config in library.runs] == [True] + 6 * [False]
 
 
 def test_compare_is_fair(run: Run, library: FakeLibrary) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 import pytest
 
 from redrafter_mlx.cli import progress, render
+from redrafter_mlx.decoding.stats import DecodeStats
 
 
 class Terminal(io.StringIO):
@@ -186,3 +187,11 @@ def test_without_a_terminal_only_notes_are_shown() -> None:
         activity.note("one")
         activity.progress(2, 2)
     assert stream.getvalue() == "one\n"
+
+
+def test_parts_of_a_round_that_nobody_timed_are_said_to_be_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    render.stats_details(DecodeStats(emitted_tokens=2, num_rounds=1, num_plain_steps=1))
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "ms of a round: none was timed, since nothing was drafted"
