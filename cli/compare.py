@@ -100,7 +100,7 @@ def compare(model: LoadedModel, prompt: Sequence[int], config: GenerationConfig)
     which would slow the drafted runs alone.
 
     Args:
-        model: With a drafter.
+        model: With a drafter, unless lookups draft.
         prompt: Token ids.
         config: The settings of both; only the draft differs.
     """

@@ -74,10 +74,10 @@ def generate(
     _check_together(prompt, model, answer, output)
     text, config = prompt.text(), answer.generation_config()
     loaded = model.load(answer.thinking)
-    if output.compare and loaded.drafter is None:
+    if output.compare and loaded.drafter is None and not config.use_lookup:
         raise ConfigError(
-            f"--compare needs a drafter, and none was found for {loaded.name}; name one with "
-            "--drafter."
+            f"--compare has nothing to compare: {loaded.name} has no drafter, and --no-lookup "
+            "leaves no other guesses; leave it out, or name a drafter with --drafter."
         )
     prompt_tokens = _encode(loaded, text, answer, is_raw=prompt.raw)
     if output.json:
@@ -98,10 +98,14 @@ def _check_together(
             "a raw prompt has no template that switches it; leave one of them out.",
             param_hint="--thinking" if answer.thinking else "--no-thinking",
         )
-    if output.compare and (model.no_drafter or answer.beam_length == 1):
+    if output.compare and answer.beam_length == 1:
         raise typer.BadParameter(
-            "there is nothing to compare without a draft; leave out --no-drafter and "
-            "--beam-length 1.",
+            "there is nothing to compare without a draft; leave out --beam-length 1.",
+            param_hint="--compare",
+        )
+    if output.compare and model.no_drafter and answer.no_lookup:
+        raise typer.BadParameter(
+            "there is nothing to compare without a draft; leave out --no-drafter or --no-lookup.",
             param_hint="--compare",
         )
 

@@ -12,7 +12,9 @@ from redrafter_mlx.config import BeamShape, GenerationConfig, SamplingConfig
 from redrafter_mlx.errors import PromptError
 from redrafter_mlx.loading.model import default_beam_shape
 from tests.cli.conftest import Run
+from tests.cli.endless_model import NUM_TOKENS, LetterTokenizer
 from tests.cli.fakes import DRAFTER, FakeLibrary
+from tests.toy import toy_model, toy_target
 
 ASK = ("generate", "--prompt", "Hi")
 
@@ -388,10 +390,37 @@ def test_one_token_is_too_short_for_a_speed(run: Run, library: FakeLibrary) -> N
     assert run(*ASK, "--compare").stderr.endswith("\nthe same 1 token id\n")
 
 
-def test_compare_without_a_drafter_is_refused(run: Run, library: FakeLibrary) -> None:
+@pytest.mark.parametrize("option", [[], ["--no-drafter"], ["--lookup-only"]])
+def test_lookups_alone_are_compared_with_plain_decoding(
+    run: Run, library: FakeLibrary, option: list[str]
+) -> None:
+    library.has_drafter = bool(option)
+    result = run(*ASK, "--compare", *option)
+    assert result.exit_code == 0, result.stderr
+    assert "the same 4 token ids" in result.stderr
+    configs = [config for _, config in library.runs]
+    assert [config.beam for config in configs].count(BeamShape(1, 1)) == 3
+    assert sum(config.use_lookup and config.beam is None for config in configs) == 4
+
+
+def test_nothing_that_drafts_is_not_compared(run: Run, library: FakeLibrary) -> None:
     library.has_drafter = False
-    result = run(*ASK, "--compare", "--model", "m")
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert "--compare needs a drafter, and none was found for m" in result.stderr
+    result = run(*ASK, "--compare", "--no-lookup", "--model", "m")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "--compare has nothing to compare: m has no drafter, and --no-lookup" in result.stderr
     assert library.runs == []
+
+
+def test_plain_decoding_of_a_comparison_looks_nothing_up(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a real loop that repeats itself: lookups bring more than a token a round, plain one."""
+    target = toy_target(vocab_size=NUM_TOKENS)
+    model = toy_model(target, tokenizer=LetterTokenizer())
+    monkeypatch.setattr("redrafter_mlx.loading.model.load", lambda *_, **__: model)
+    result = run(*ASK, "--compare", "--json", "--max-tokens", "200", "--no-adapt")
+    assert result.exit_code == 0, result.stderr
+    comparison = read_json(result.stdout)["comparison"]
+    assert comparison["agrees"] and comparison["num_tokens"] == 200
+    assert comparison["plain"]["tokens_per_round"] == 1.0
+    assert comparison["drafted"]["tokens_per_round"] > 1.0

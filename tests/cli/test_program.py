@@ -80,7 +80,10 @@ def test_version(run: Run, args: list[str]) -> None:
         (["generate", "-p", "x", "--dtype", "float64"], "'float64' is not one of auto"),
         (["generate", "-p", "x", "--drafter", "d", "--no-drafter"], "contradicts --drafter"),
         (["generate", "-p", "x", "--raw", "--system", "s"], "no system prompt"),
-        (["generate", "-p", "x", "--compare", "--no-drafter"], "nothing to compare"),
+        (
+            ["generate", "-p", "x", "--compare", "--no-drafter", "--no-lookup"],
+            "nothing to compare without a draft; leave out --no-drafter or --no-lookup",
+        ),
         (["generate", "-p", "x", "--compare", "--beam-length", "1"], "nothing to compare"),
         (["generate", "x"], "x"),
         (["chat", "--dtype", "int8"], "'int8' is not one of auto"),
