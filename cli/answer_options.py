@@ -87,6 +87,16 @@ class AnswerOptions:
                 "it contradicts --lookup-only; leave one of them out.", param_hint="--no-lookup"
             )
 
+    @property
+    def is_shape_chosen(self) -> bool:
+        """Whether these options leave nothing to the shape of the draft that tune finds."""
+        return (
+            self.lookup_only
+            or self.no_adapt
+            or self.beam_width is not None
+            or self.beam_length is not None
+        )
+
     def generation_config(self) -> GenerationConfig:
         """Return the library's settings.
 

@@ -37,7 +37,7 @@ def chat(model: ModelOptions, answer: AnswerOptions, program: ProgramOptions) ->
     from redrafter_mlx.loading.hub import cache_folder
 
     config = answer.generation_config()
-    loaded = model.load(answer.thinking)
+    loaded = model.load(answer.thinking, is_shape_chosen=answer.is_shape_chosen)
     conversation = Conversation(
         loaded, system=answer.system, config=config, thinking=answer.thinking
     )

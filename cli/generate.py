@@ -73,7 +73,7 @@ def generate(
     """Answer one prompt: the text on stdout, all else on stderr."""
     _check_together(prompt, model, answer, output)
     text, config = prompt.text(), answer.generation_config()
-    loaded = model.load(answer.thinking)
+    loaded = model.load(answer.thinking, is_shape_chosen=answer.is_shape_chosen)
     if output.compare and loaded.drafter is None and not config.use_lookup:
         raise ConfigError(
             f"--compare has nothing to compare: {loaded.name} has no drafter, and --no-lookup "

@@ -148,12 +148,19 @@ class ModelOptions:
                 "it contradicts --drafter; leave one of them out.", param_hint="--no-drafter"
             )
 
-    def load(self, thinking: bool | None = None, *, is_tuning: bool = False) -> LoadedModel:
+    def load(
+        self,
+        thinking: bool | None = None,
+        *,
+        is_tuning: bool = False,
+        is_shape_chosen: bool = False,
+    ) -> LoadedModel:
         """Load the model, check that it can think as asked, and show its notices.
 
         Args:
             thinking: What is asked, ``None`` for nothing.
-            is_tuning: Whether the line that advises to tune is left out.
+            is_tuning: Whether this is what the line that advises to tune asks for; it is left out.
+            is_shape_chosen: Whether the options leave nothing to what tune finds; likewise.
 
         Raises:
             CheckpointError: A file is missing or broken, or the model is not supported.
@@ -179,7 +186,7 @@ class ModelOptions:
         if thinking is not None:
             require_thinking_switch(model.tokenizer, thinking)
         for notice in model.notices:
-            if not (is_tuning and notice == UNTUNED):
+            if notice != UNTUNED or not (is_tuning or is_shape_chosen):
                 render.note(notice)
         return model
 

@@ -10,7 +10,7 @@ import pytest
 
 from redrafter_mlx.config import Quantization
 from redrafter_mlx.loading import model as loading
-from redrafter_mlx.loading.model import LoadedModel
+from redrafter_mlx.loading.model import UNTUNED, LoadedModel
 from tests.cli.conftest import Run
 from tests.cli.fakes import FakeLibrary
 from tests.hub_server import files_of, serve_hub, use_hub
@@ -100,3 +100,29 @@ def test_a_quantised_vicuna_answers_in_a_chat(
     assert lines[1].startswith("Converting vicuna-7b to 8 bits (groups of 32), once, into ")
     assert "Download" not in second.stderr and "Convert" not in second.stderr
     assert isinstance(loaded[0].target.lm_head, nn.QuantizedLinear)
+
+
+@pytest.mark.parametrize("command", [("generate", "-p", "Hi"), ("chat",)])
+@pytest.mark.parametrize(
+    ("options", "is_advised"),
+    [
+        ((), True),
+        (("--temp", "0.8", "--no-lookup"), True),
+        (("--lookup-only",), False),
+        (("--no-adapt",), False),
+        (("--beam-width", "2"), False),
+        (("--beam-length", "3"), False),
+    ],
+)
+def test_tuning_is_advised_where_its_outcome_would_be_used(
+    run: Run,
+    library: FakeLibrary,
+    command: tuple[str, ...],
+    options: tuple[str, ...],
+    is_advised: bool,
+) -> None:
+    library.notices = ("Another notice.", UNTUNED)
+    result = run(*command, *options, stdin="Hi\n")
+    assert result.exit_code == 0, result.stderr
+    assert "Another notice.\n" in result.stderr
+    assert (UNTUNED in result.stderr) is is_advised
