@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
 
 from redrafter_mlx.cli.prompt_input import require_utf8
+from redrafter_mlx.cli.usage import from_options
 from redrafter_mlx.config import BeamShape, GenerationConfig, SamplingConfig
-from redrafter_mlx.errors import ConfigError
 
 ANSWER = GenerationConfig()
 # With --stats every so many rounds are timed by parts, which slows these few down a little.
@@ -81,7 +81,8 @@ class AnswerOptions:
     def __post_init__(self) -> None:
         """Refuse a system prompt that is no text, and options that contradict each other."""
         if self.system is not None:
-            require_utf8(self.system, "The system prompt")
+            with from_options():
+                require_utf8(self.system, "The system prompt")
         if self.no_lookup and self.lookup_only:
             raise typer.BadParameter(
                 "it contradicts --lookup-only; leave one of them out.", param_hint="--no-lookup"
@@ -101,9 +102,9 @@ class AnswerOptions:
         """Return the library's settings.
 
         Raises:
-            ConfigError: A value is out of range.
+            UsageError: A value is out of range.
         """
-        try:
+        with from_options():
             return GenerationConfig(
                 max_tokens=self.max_tokens,
                 stop=tuple(unescape(text) for text in self.stop or ()),
@@ -114,8 +115,6 @@ class AnswerOptions:
                 is_adaptive=not self.no_adapt,
                 timed_every=_TIMED_EVERY if self.stats else 0,
             )
-        except ConfigError as error:
-            raise ConfigError(_named_by_option(str(error))) from error
 
     def _sampling(self) -> SamplingConfig:
         return SamplingConfig(
@@ -134,15 +133,6 @@ class AnswerOptions:
         from redrafter_mlx.loading.model import default_beam_shape
 
         return replace(default_beam_shape(), **given)
-
-
-def _named_by_option(message: str) -> str:
-    """Put the option that the user typed in the place of the setting that begins a message."""
-    setting, space, rest = message.partition(" ")
-    name = "temp" if setting == "temperature" else setting
-    if name not in {entry.name for entry in fields(AnswerOptions)}:
-        return message
-    return f"--{name.replace('_', '-')}{space}{rest}"
 
 
 def unescape(text: str) -> str:

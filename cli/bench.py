@@ -14,7 +14,8 @@ from redrafter_mlx.cli import progress, render
 from redrafter_mlx.cli.bars import bar
 from redrafter_mlx.cli.bench_tables import show_results
 from redrafter_mlx.cli.options import ModelOptions, ProgramOptions
-from redrafter_mlx.config import BeamShape, SamplingConfig, check_range
+from redrafter_mlx.cli.usage import from_options, named_path
+from redrafter_mlx.config import MAX_ROWS, BeamShape, SamplingConfig, check_range
 
 if TYPE_CHECKING:
     from redrafter_mlx.bench.session import Session
@@ -101,34 +102,53 @@ class DecodingOptions:
         bool, typer.Option("--no-lookup", help="Let the adapted side look nothing up, either.")
     ] = False
 
-    def side_options(self, suite: Suite) -> SideOptions:
-        """Return the library's settings.
+    def __post_init__(self) -> None:
+        """Refuse what is out of range before a suite is fetched.
 
         Raises:
-            ConfigError: A value is out of range.
+            UsageError: A value is.
         """
+        with from_options():
+            self._sampling()
+            if self.max_tokens is not None:
+                check_range("max_tokens", self.max_tokens, 2, 2**31 - 1)
+            for width in self.widths:
+                check_range("beam_width", width, 1, MAX_ROWS)
+            for length in self.lengths:
+                check_range("beam_length", length, 2, MAX_ROWS)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of the fixed shapes that are asked for."""
+        return _numbers("--beam-width", self.beam_width)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Of the fixed shapes that are asked for."""
+        return _numbers("--beam-length", self.beam_length)
+
+    def side_options(self, suite: Suite) -> SideOptions:
+        """Return the library's settings."""
         from redrafter_mlx.bench.sides import SideOptions
 
-        max_tokens = suite.max_tokens if self.max_tokens is None else self.max_tokens
-        check_range("--max-tokens", max_tokens, 2, 2**31 - 1)
         return SideOptions(
-            max_tokens=max_tokens,
-            sampling=SamplingConfig(temperature=self.temp, top_p=self.top_p, seed=self.seed),
+            max_tokens=suite.max_tokens if self.max_tokens is None else self.max_tokens,
+            sampling=self._sampling(),
             ignores_eos=suite.ignores_eos,
             uses_lookup=not self.no_lookup,
             shapes=self._shapes(suite),
         )
 
+    def _sampling(self) -> SamplingConfig:
+        return SamplingConfig(temperature=self.temp, top_p=self.top_p, seed=self.seed)
+
     def _shapes(self, suite: Suite) -> tuple[BeamShape, ...]:
         from redrafter_mlx.loading.model import default_beam_shape
 
-        widths = _numbers("--beam-width", self.beam_width) or suite.widths
-        lengths = _numbers("--beam-length", self.beam_length) or suite.lengths
+        widths, lengths = self.widths or suite.widths, self.lengths or suite.lengths
         if not widths and not lengths:
             return ()
         usual = default_beam_shape()
-        for length in lengths:
-            check_range("--beam-length", length, 2, 64)
         pairs = product(widths or (usual.beam_width,), lengths or (usual.beam_length,))
         return tuple(BeamShape(width, length) for width, length in pairs)
 
@@ -140,7 +160,9 @@ class ResultOptions:
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Of the results; else a new one named by date and time."
+            metavar="FOLDER",
+            parser=named_path,
+            help="Of the results; else a new one named by date and time.",
         ),
     ] = None
     resume: Annotated[
@@ -205,6 +227,12 @@ def _measure(
     place.require_free()
     suite = suite_options.load()
     options = decoding.side_options(suite)
+    if model_options.no_drafter and options.shapes:
+        raise typer.BadParameter(
+            "fixed shapes need a drafter; leave it out, or the shapes, which --suite paper has, "
+            "too.",
+            param_hint="--no-drafter",
+        )
     model = replace(model_options, dtype=_dtype(suite, model_options.dtype)).load()
     num_trials = suite_options.trials or suite.num_trials
     with progress.activity("Preparing ..."):

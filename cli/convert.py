@@ -16,7 +16,8 @@ from redrafter_mlx.cli.options import (
     check_bits,
     quantization,
 )
-from redrafter_mlx.config import FLOAT_DTYPES
+from redrafter_mlx.cli.usage import from_options, named, named_path
+from redrafter_mlx.config import FLOAT_DTYPES, MAX_ROWS, check_range
 from redrafter_mlx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,12 +30,6 @@ def _check_float_dtype(dtype: str | None) -> str | None:
     return dtype
 
 
-def _named_path(text: str | Path) -> Path:
-    if not str(text).strip():
-        raise typer.BadParameter("it is empty; name a folder.", param_hint="--out")
-    return Path(text)
-
-
 @dataclass(frozen=True, kw_only=True)
 class FolderOptions:
     """From where to where."""
@@ -43,6 +38,7 @@ class FolderOptions:
         str,
         typer.Argument(
             metavar="SOURCE",
+            callback=named,
             help="A model or a drafter: a file, a folder, a known name, or org/name on the Hub.",
         ),
     ]
@@ -50,7 +46,7 @@ class FolderOptions:
         Path,
         typer.Option(
             metavar="FOLDER",
-            parser=_named_path,
+            parser=named_path,
             help="Folder to make; what exists is never replaced.",
         ),
     ]
@@ -103,6 +99,7 @@ class DrafterOptions:
         typer.Option(
             "--from",
             metavar="CORPUS",
+            parser=named_path,
             help="Count in a text, or an .npz of token ids; else in answers of the target.",
         ),
     ] = None
@@ -117,7 +114,12 @@ class DrafterOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        """Refuse what does not go together."""
+        """Refuse what is out of range, and what does not go together."""
+        with from_options():
+            if self.draft_length is not None:
+                check_range("draft_length", self.draft_length, 1, MAX_ROWS)
+            if self.draft_vocab is not None:
+                check_range("draft_vocab", self.draft_vocab, 1, 2**24)
         if self.to not in (None, "pytorch"):
             raise typer.BadParameter(f"{self.to!r} is not pytorch.", param_hint="--to")
         if self.draft_vocab is None and self.corpus is not None:

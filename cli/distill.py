@@ -13,6 +13,7 @@ import typer
 from redrafter_mlx.cli import progress, render
 from redrafter_mlx.cli.bars import Bar, bar
 from redrafter_mlx.cli.options import Dtype, ProgramOptions
+from redrafter_mlx.cli.usage import from_options, named, named_path
 from redrafter_mlx.config import DEFAULT_MODEL
 from redrafter_mlx.errors import PromptError
 from redrafter_mlx.training.settings import DistillConfig
@@ -34,12 +35,18 @@ class CorpusOptions:
 
     out: Annotated[
         Path,
-        typer.Option(metavar="CORPUS", help="Folder of the corpus; one that is there grows."),
+        typer.Option(
+            metavar="CORPUS",
+            parser=named_path,
+            help="Folder of the corpus; one that is there grows.",
+        ),
     ]
     model: Annotated[
         str,
         typer.Option(
-            metavar="MODEL", help="A known name, a model's folder, or org/name on the hub."
+            metavar="MODEL",
+            callback=named,
+            help="A known name, a model's folder, or org/name on the Hub.",
         ),
     ] = DEFAULT_MODEL
     dtype: Dtype = "auto"
@@ -53,6 +60,7 @@ class DistillOptions:
         Path | None,
         typer.Option(
             metavar="FILE",
+            parser=named_path,
             help="JSON lines with prompt, messages, conversations or turns, or a prompt a line; "
             "else built-in prompts.",
         ),
@@ -61,6 +69,7 @@ class DistillOptions:
         Path | None,
         typer.Option(
             metavar="FILE",
+            parser=named_path,
             help="Let the model read these texts in place of answering: JSON lines with prompt "
             "and response, or an .npz of its own answers.",
         ),
@@ -114,18 +123,19 @@ class DistillOptions:
         """Return the library's settings.
 
         Raises:
-            ConfigError: A value is out of range.
+            UsageError: A value is out of range.
         """
         tokens = self.tokens
         if tokens is None and self.prompts is None:
             tokens = DEFAULT_TOKENS
-        return DistillConfig(
-            temperatures=_numbers(self.temp),
-            max_tokens=self.max_tokens,
-            batch_size=self.batch_size,
-            num_tokens=tokens,
-            seed=self.seed,
-        )
+        with from_options():
+            return DistillConfig(
+                temperatures=_numbers(self.temp),
+                max_tokens=self.max_tokens,
+                batch_size=self.batch_size,
+                num_tokens=tokens,
+                seed=self.seed,
+            )
 
 
 def distill(corpus: CorpusOptions, options: DistillOptions, program: ProgramOptions) -> None:

@@ -12,6 +12,7 @@ from redrafter_mlx.cli import progress, render
 from redrafter_mlx.cli.answer_options import AnswerOptions
 from redrafter_mlx.cli.options import ModelOptions, ProgramOptions
 from redrafter_mlx.cli.prompt_input import read_stdin, require_utf8
+from redrafter_mlx.cli.usage import from_options
 from redrafter_mlx.config import GenerationConfig
 from redrafter_mlx.errors import ConfigError, PromptError
 
@@ -39,14 +40,19 @@ class PromptOptions:
         """Return the prompt.
 
         Raises:
-            PromptError: It is empty or not UTF-8.
+            UsageError: The one of the command line is empty or not UTF-8.
+            PromptError: The one of standard input is.
         """
-        text = require_utf8(self.prompt, "The prompt")
-        if text == "-":
-            text = read_stdin() if self.raw else read_stdin().removesuffix("\n")
-        if not text.strip():
-            raise PromptError("The prompt is empty; give it some text.")
-        return text
+        if self.prompt != "-":
+            with from_options():
+                return _require_text(require_utf8(self.prompt, "The prompt"))
+        return _require_text(read_stdin() if self.raw else read_stdin().removesuffix("\n"))
+
+
+def _require_text(prompt: str) -> str:
+    if not prompt.strip():
+        raise PromptError("The prompt is empty; give it some text.")
+    return prompt
 
 
 @dataclass(frozen=True, kw_only=True)

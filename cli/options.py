@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from redrafter_mlx.cli import progress, render
+from redrafter_mlx.cli.usage import named, named_path
 from redrafter_mlx.config import (
     DEFAULT_MODEL,
     DTYPES,
@@ -115,13 +116,16 @@ class ModelOptions:
     model: Annotated[
         str,
         typer.Option(
-            metavar="MODEL", help="A known name, a folder, a .gguf file, or org/name on the Hub."
+            metavar="MODEL",
+            callback=named,
+            help="A known name, a folder, a .gguf file, or org/name on the Hub.",
         ),
     ] = DEFAULT_MODEL
     drafter: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
+            parser=named_path,
             help="The drafter; else one from the model's folder, the user's cache or the package.",
         ),
     ] = None

@@ -12,6 +12,7 @@ from redrafter_mlx.cli import render
 from redrafter_mlx.cli.bars import bar
 from redrafter_mlx.cli.distill import load_target
 from redrafter_mlx.cli.options import Dtype, ProgramOptions
+from redrafter_mlx.cli.usage import from_options, named, named_path
 from redrafter_mlx.config import DEFAULT_MODEL, check_range
 from redrafter_mlx.training.settings import (
     MAX_HIDDEN_BYTES,
@@ -38,17 +39,27 @@ class TrainFiles:
 
     corpus: Annotated[
         list[Path],
-        typer.Option(metavar="CORPUS", help="A folder of distill's; may be repeated."),
+        typer.Option(
+            metavar="CORPUS",
+            parser=named_path,
+            help="A folder of distill's; may be repeated.",
+        ),
     ]
     out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Drafter to make; FOLDER.training is the run.")
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            parser=named_path,
+            help="Drafter to make; FOLDER.training is the run.",
+        ),
     ]
     model: Annotated[
-        str, typer.Option(metavar="MODEL", help="The model that wrote the corpus.")
+        str, typer.Option(metavar="MODEL", callback=named, help="The model that wrote the corpus.")
     ] = DEFAULT_MODEL
     dtype: Dtype = "auto"
     init_from: Annotated[
-        Path | None, typer.Option(metavar="DRAFTER", help="Drafter to start from.")
+        Path | None,
+        typer.Option(metavar="DRAFTER", parser=named_path, help="Drafter to start from."),
     ] = None
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that is there.")] = (
         False
@@ -56,6 +67,11 @@ class TrainFiles:
     hidden_gb: Annotated[
         float, typer.Option(help="Most GB of hidden states on disk; the rest is run anew.")
     ] = MAX_HIDDEN_BYTES / 1e9
+
+    def __post_init__(self) -> None:
+        """Refuse a size that is none."""
+        with from_options():
+            check_range("hidden_gb", self.hidden_gb, 0.0, 1e6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +94,15 @@ class ShapeOptions:
         int | None,
         typer.Option(metavar="N", help="Tokens that it can propose: the corpus's N most used."),
     ] = SHAPE.draft_vocab_size
+
+    def shape(self) -> DrafterShape:
+        """Return the library's settings.
+
+        Raises:
+            UsageError: A value is out of range.
+        """
+        with from_options():
+            return DrafterShape(self.exit_dim, self.layers, self.head, self.draft_vocab)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +143,12 @@ class TrainOptions:
         """Return the library's settings.
 
         Raises:
-            ConfigError: A value is out of range.
+            UsageError: A value is out of range.
         """
+        with from_options():
+            return self._config()
+
+    def _config(self) -> TrainingConfig:
         return TrainingConfig(
             draft_length=self.draft_length,
             labels=self.labels,
@@ -143,11 +172,10 @@ def train(
     from redrafter_mlx.training.corpus import open_corpus
     from redrafter_mlx.training.train import TrainingPlan
 
-    check_range("hidden_gb", files.hidden_gb, 0.0, 1e6)
     plan = TrainingPlan(
         corpus=tuple(files.corpus),
         out=files.out,
-        shape=DrafterShape(shape.exit_dim, shape.layers, shape.head, shape.draft_vocab),
+        shape=shape.shape(),
         config=options.config(),
         init_from=files.init_from,
         max_hidden_bytes=int(files.hidden_gb * 1e9),

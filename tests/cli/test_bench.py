@@ -285,13 +285,20 @@ def test_wrong_usage_is_told_before_the_model_is_loaded(
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "exit_code", "message"),
     [
-        (("--suite", "fast"), "There is no suite or file 'fast'"),
-        (("--max-tokens", "1"), "--max-tokens is 1"),
-        (("--beam-length", "1"), "--beam-length is 1"),
-        (("--beam-width", "65"), "beam_width is 65"),
-        (("--temp", "-1"), "temperature is -1"),
+        (("--suite", "fast"), 1, "There is no suite or file 'fast'"),
+        (("--max-tokens", "1"), 2, "--max-tokens is 1;"),
+        (("--beam-length", "1"), 2, "--beam-length is 1;"),
+        (("--beam-length", "2,65"), 2, "--beam-length is 65;"),
+        (("--beam-width", "65"), 2, "--beam-width is 65;"),
+        (("--beam-width", "0,1"), 2, "--beam-width is 0;"),
+        (("--temp", "-1"), 2, "--temp is -1.0;"),
+        (("--top-p", "2"), 2, "--top-p is 2.0;"),
+        (("--seed", "-1"), 2, "--seed is -1;"),
+        (("--out", ""), 2, "--out: it is empty"),
+        (("--no-drafter", "--beam-width", "2"), 2, "--no-drafter: fixed shapes need a drafter"),
+        (("--no-drafter", "--suite", "paper"), 2, "--no-drafter: fixed shapes need a drafter"),
     ],
 )
 def test_a_wrong_value_is_told_before_the_model_is_loaded(
@@ -299,13 +306,15 @@ def test_a_wrong_value_is_told_before_the_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     options: tuple[str, ...],
+    exit_code: int,
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delattr("redrafter_mlx.loading.model.load")
     result = run("bench", *options)
-    assert result.exit_code == 1
+    assert result.exit_code == exit_code
     assert message in result.stderr
+    assert result.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 

@@ -212,21 +212,27 @@ def test_raw_prompt_has_no_template(run: Run, library: FakeLibrary) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "stdin", "complaint"),
+    ("prompt", "stdin", "exit_code", "complaint"),
     [
-        ("", "", "The prompt is empty"),
-        (" \n", "", "The prompt is empty"),
-        ("-", "", "The prompt is empty"),
-        ("-", "\n", "The prompt is empty"),
-        ("-", b"ab\xff", "Standard input is not UTF-8 at byte 2"),
-        ("aß\udcff", "", "The prompt is not UTF-8 at byte 3"),
+        ("", "", 2, "The prompt is empty"),
+        (" \n", "", 2, "The prompt is empty"),
+        ("-", "", 1, "The prompt is empty"),
+        ("-", "\n", 1, "The prompt is empty"),
+        ("-", b"ab\xff", 1, "Standard input is not UTF-8 at byte 2"),
+        ("aß\udcff", "", 2, "The prompt is not UTF-8 at byte 3"),
     ],
 )
 def test_prompt_that_is_none(
-    run: Run, library: FakeLibrary, prompt: str, stdin: str | bytes, complaint: str
+    run: Run,
+    library: FakeLibrary,
+    prompt: str,
+    stdin: str | bytes,
+    exit_code: int,
+    complaint: str,
 ) -> None:
+    """Wrong usage is what the command line alone shows."""
     result = run("generate", "--prompt", prompt, stdin=stdin)
-    assert result.exit_code == 1
+    assert result.exit_code == exit_code
     assert result.stderr.startswith(f"redrafter-mlx: {complaint}")
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""

@@ -69,6 +69,10 @@ def test_version(run: Run, args: list[str]) -> None:
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
+        (["generate", "-p", "x", "--model", ""], "--model: it is empty; give a name"),
+        (["generate", "-p", "x", "--drafter", ""], "--drafter: it is empty; name a file or a fol"),
+        (["chat", "--model", " "], "--model: it is empty"),
+        (["tune", "--model", ""], "--model: it is empty"),
         (["nope"], "No such command 'nope'"),
         (["--nope"], "No such option: --nope"),
         (["generate"], "--prompt"),
@@ -90,7 +94,11 @@ def test_version(run: Run, args: list[str]) -> None:
         (["chat", "--drafter", "d", "--no-drafter"], "contradicts --drafter"),
         (["convert"], "SOURCE"),
         (["convert", "a"], "--out"),
-        (["convert", "a", "--out", ""], "--out: it is empty; name a folder"),
+        (["convert", "", "--out", "b"], "SOURCE: it is empty; give a name"),
+        (["convert", "a", "--out", ""], "--out: it is empty; name a file or a folder"),
+        (["convert", "a", "--out", "b", "--draft-length", "0"], "--draft-length is 0; choose"),
+        (["convert", "a", "--out", "b", "--draft-vocab", "0"], "--draft-vocab is 0; choose"),
+        (["convert", "a", "--out", "b", "--draft-vocab", "9", "--from", ""], "--from: it is em"),
         (["convert", "a", "--out", "b", "--quantize", "5"], "5 is neither 4 nor 8"),
         (["convert", "a", "--out", "b", "--group-size", "48"], "48 is none of 32, 64, 128"),
         (["convert", "a", "--out", "b", "--draft-vocab", "9"], "--target's own answers"),
@@ -134,7 +142,7 @@ def test_value_out_of_range_is_refused_before_loading(
     run: Run, library: FakeLibrary, command: list[str], option: str, value: str
 ) -> None:
     result = run(*command, option, value)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert is_one_line(result.stderr)
     assert result.stdout == ""
     assert library.loads == []

@@ -158,6 +158,9 @@ def test_missing_matplotlib_is_one_line(
     assert "No curves were drawn: pip install 'redrafter-mlx[plots]'" in result.stderr
 
 
+INTO_D = ("train", "--corpus", "absent", "--out", "d")
+
+
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
@@ -165,14 +168,30 @@ def test_missing_matplotlib_is_one_line(
         (("distill",), 2, "--out"),
         (("distill", "--out", "c", "--temp", "hot"), 2, "no list of numbers"),
         (("distill", "--out", "c", "--read", "x", "--prompts", "y"), 2, "contradicts --prompts"),
-        (("distill", "--out", "c", "--batch-size", "0"), 1, "batch_size is 0"),
+        (("distill", "--out", ""), 2, "--out: it is empty"),
+        (("distill", "--out", "c", "--model", ""), 2, "--model: it is empty"),
+        (("distill", "--out", "c", "--batch-size", "0"), 2, " --batch-size is 0;"),
+        (("distill", "--out", "c", "--max-tokens", "1"), 2, " --max-tokens is 1;"),
+        (("distill", "--out", "c", "--tokens", "0"), 2, " --tokens is 0;"),
+        (("distill", "--out", "c", "--temp", "0,-1"), 2, " --temp is -1.0;"),
+        (("distill", "--out", "c", "--seed", "-1"), 2, " --seed is -1;"),
         (("distill", "--out", "c", "--prompts", "absent.txt"), 1, "absent.txt cannot be read"),
         (("distill", "--out", "c", "--read", "absent.txt"), 1, "absent.txt cannot be read"),
         (("train", "--corpus", "absent", "--out", "d"), 1, "has no corpus.json"),
-        (("train", "--corpus", "absent", "--out", "d", "--labels", "x"), 1, "labels is 'x'"),
-        (("train", "--corpus", "absent", "--out", "d", "--head", "x"), 1, "head is 'x'"),
+        (("train", "--corpus", "", "--out", "d"), 2, "--corpus: it is empty"),
+        ((*INTO_D, "--labels", "x"), 2, " --labels is 'x';"),
+        ((*INTO_D, "--head", "x"), 2, " --head is 'x';"),
+        ((*INTO_D, "--layers", "-1"), 2, " --layers is -1;"),
+        ((*INTO_D, "--exit-dim", "0"), 2, " --exit-dim is 0;"),
+        ((*INTO_D, "--draft-vocab", "0"), 2, " --draft-vocab is 0;"),
+        ((*INTO_D, "--draft-length", "65"), 2, " --draft-length is 65;"),
+        ((*INTO_D, "--batch-size", "0"), 2, " --batch-size is 0;"),
+        ((*INTO_D, "--learning-rate", "0"), 2, " --learning-rate is 0.0;"),
+        ((*INTO_D, "--epochs", "0"), 2, " --epochs is 0.0;"),
+        ((*INTO_D, "--steps", "0"), 2, " --steps is 0;"),
+        ((*INTO_D, "--held-out", "0.6"), 2, " --held-out is 0.6;"),
         (("train", "--corpus", "absent", "--out", "d", "--dtype", "x"), 2, "'x' is not one of"),
-        (("train", "--corpus", "x", "--out", "d", "--hidden-gb", "nan"), 1, "hidden_gb is nan"),
+        (("train", "--corpus", "x", "--out", "d", "--hidden-gb", "nan"), 2, " --hidden-gb is nan;"),
     ],
 )
 def test_faults_are_one_line(
