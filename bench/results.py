@@ -143,8 +143,8 @@ class Trial:
         """Check that each depth has both counts."""
         if len(self.drafted_by_depth) != len(self.accepted_by_depth):
             raise CheckpointError(
-                f"A trial of {self.configuration!r} drafted {len(self.drafted_by_depth)} deep and "
-                f"accepted {len(self.accepted_by_depth)} deep; both lists need one length."
+                f"a trial of {self.configuration!r} drafted {len(self.drafted_by_depth)} deep and "
+                f"accepted {len(self.accepted_by_depth)} deep"
             )
 
     @property
@@ -215,13 +215,13 @@ class BenchResults:
         _check_version(self.schema_version)
         names = [configuration.name for configuration in self.configurations]
         if len(set(names)) < len(names):
-            raise CheckpointError(f"Two configurations have one name among {', '.join(names)}.")
+            raise CheckpointError(f"two configurations have one name among {', '.join(names)}")
         known = [trial.configuration for trial in self.trials]
         for name in (*known, *(phase.configuration for phase in self.phases)):
             if name not in names:
                 raise CheckpointError(
-                    f"There are figures for {name!r}, which is no configuration; "
-                    f"there are {', '.join(names)}."
+                    f"there are figures for {name!r}, which is none of its configurations "
+                    f"({', '.join(names)})"
                 )
 
 
@@ -234,12 +234,13 @@ def from_json(text: str) -> BenchResults:
     """Return what ``to_json`` wrote.
 
     Raises:
-        CheckpointError: It is no JSON, of another version, or has a key or a type too many.
+        CheckpointError: It is no JSON, of another version, or has a key or a type too many; what
+            is wrong with it, for whoever knows the file.
     """
     try:
         values = json.loads(text)
     except ValueError as error:
-        raise CheckpointError(f"The results are no JSON: {error}.") from error
+        raise CheckpointError(f"it is no JSON ({error})") from error
     if isinstance(values, dict):
         _check_version(values.get("schema_version"))
     return load_strictly(BenchResults, text)
@@ -248,6 +249,5 @@ def from_json(text: str) -> BenchResults:
 def _check_version(version: object) -> None:
     if version != SCHEMA_VERSION:
         raise CheckpointError(
-            f"The results have schema_version {version!r}, this program reads {SCHEMA_VERSION}; "
-            "run the bench again."
+            f"its schema_version is {version!r:.40} and this program's {SCHEMA_VERSION}"
         )

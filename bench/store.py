@@ -64,7 +64,7 @@ def read_results(path: Path) -> BenchResults:
         CheckpointError: There are none, or they are of another version.
     """
     file = path / RESULTS if path.is_dir() else path
-    values = read_json(file)
+    values = read_json(file, f"give an unchanged {RESULTS}, or run the bench again")
     if "schema_version" not in values:
         raise CheckpointError(
             f"{file} holds no results of a bench: it has no schema_version; give a {RESULTS}."
@@ -72,7 +72,10 @@ def read_results(path: Path) -> BenchResults:
     try:
         return from_json(json.dumps(values))
     except CheckpointError as error:
-        raise CheckpointError(f"{file}: {error}") from error
+        raise CheckpointError(
+            f"{file} holds no results that this program can use: {error}; give an unchanged "
+            f"{RESULTS}, or run the bench again."
+        ) from error
 
 
 def resumed(begun: BenchResults, folder: Path) -> BenchResults:

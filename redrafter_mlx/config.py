@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -243,8 +243,14 @@ class DrafterConfig:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> DrafterConfig:
+    def from_dict(
+        cls, values: Mapping[str, Any], where: str = "The drafter's config.json"
+    ) -> DrafterConfig:
         """Read a drafter's config.json.
+
+        Args:
+            values: What it holds.
+            where: The file, to begin a message with.
 
         Raises:
             CheckpointError: A key is unknown or missing, or a newer program wrote it.
@@ -260,30 +266,40 @@ class DrafterConfig:
         nested = {"quantization": Quantization, "target": TargetIdentity}
         for key, kind in nested.items():
             if values.get(key) is not None:
-                values[key] = build_strictly(kind, values[key])
-        return build_strictly(cls, values)
+                values[key] = build_strictly(kind, values[key], f"{where}: {key}")
+        return build_strictly(cls, values, where)
 
 
-def build_strictly(kind: type[_T], values: Mapping[str, Any]) -> _T:
-    """Build a dataclass from a mapping, refusing unknown, missing and misshapen keys."""
+def build_strictly(kind: type[_T], values: Mapping[str, Any], where: str = "The file") -> _T:
+    """Build a dataclass from a mapping, refusing unknown, missing and misshapen keys.
+
+    Args:
+        kind: The dataclass.
+        values: Its fields.
+        where: What holds them, to begin a message with.
+
+    Raises:
+        CheckpointError: One of them is not of its type, or the keys are others.
+    """
     if not isinstance(values, Mapping):
-        raise CheckpointError(f"{kind.__name__} is {values!r:.80}; it must be a JSON object.")
-    known = {entry.name for entry in fields(kind)}  # type: ignore[arg-type]
-    unknown = sorted(set(values) - known)
+        raise CheckpointError(f"{where} is {values!r:.80}; it must be a JSON object.")
+    entries = fields(kind)  # type: ignore[arg-type]
+    unknown = sorted(set(values) - {entry.name for entry in entries})
     if unknown:
-        raise CheckpointError(f"{kind.__name__} has an unknown key {unknown[0]!r:.80}; remove it.")
-    _check_types(kind, values)
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise CheckpointError(f"{kind.__name__} cannot be read: {error}.") from error
+        raise CheckpointError(f"{where} has an unknown key {unknown[0]!r:.80}; remove it.")
+    for entry in entries:
+        has_default = entry.default is not MISSING or entry.default_factory is not MISSING
+        if entry.name not in values and not has_default:
+            raise CheckpointError(f"{where} has no {entry.name}; it must have one.")
+    _check_types(kind, values, where)
+    return kind(**values)
 
 
-def _check_types(kind: type[_T], values: Mapping[str, Any]) -> None:
+def _check_types(kind: type[_T], values: Mapping[str, Any], where: str) -> None:
     """Refuse a value of another type than the field's; an int may stand for a float."""
     for name, hint in get_type_hints(kind).items():
         accepted = get_args(hint) or (hint,)
         value = values.get(name)
         is_number = float in accepted and type(value) is int
         if name in values and type(value) not in accepted and not is_number:
-            raise CheckpointError(f"{kind.__name__} has {name} {value!r:.80}; its type is wrong.")
+            raise CheckpointError(f"{where} has {name} {value!r:.80}; its type is wrong.")

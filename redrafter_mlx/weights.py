@@ -18,7 +18,7 @@ import mlx.core as mx
 
 from redrafter_mlx.errors import CheckpointError
 from redrafter_mlx.file_errors import refusing, unreadable, unwritable
-from redrafter_mlx.json_files import MAX_JSON_BYTES, parse_object
+from redrafter_mlx.json_files import GET_AGAIN, MAX_JSON_BYTES, parse_object
 
 INDEX_FILE = "model.safetensors.index.json"
 _MAX_DIMENSIONS = 8
@@ -30,8 +30,12 @@ _ITEM_BYTES = {
 }  # fmt: skip
 
 
-def read_json(path: Path | str) -> dict[str, Any]:
+def read_json(path: Path | str, advice: str = GET_AGAIN) -> dict[str, Any]:
     """Return the object that a JSON file holds.
+
+    Args:
+        path: The file.
+        advice: What to do where it is broken.
 
     Raises:
         CheckpointError: The file is missing, larger than 64 MiB, not JSON, nested too deep,
@@ -45,7 +49,7 @@ def read_json(path: Path | str) -> dict[str, Any]:
                 f"{path} is {num_bytes} bytes long, more than a JSON file's {MAX_JSON_BYTES} "
                 "here; check that it is the right file."
             )
-        return parse_object(path.read_bytes(), str(path))
+        return parse_object(path.read_bytes(), str(path), advice)
 
 
 def write_json(path: Path | str, values: Mapping[str, Any]) -> None:

@@ -225,10 +225,10 @@ DRAFTERS: dict[str, Case] = {
         drafter({"format_version": 1, "b" * 10**6: 1}), "unknown key 'bbb"
     ),
     "drafter with a long target": Case(
-        drafter({"format_version": 1, "target": "t" * 10**6}), "TargetIdentity is 'ttt"
+        drafter({"format_version": 1, "target": "t" * 10**6}), "config.json: target is 'ttt"
     ),
     "drafter with a long head": Case(
-        drafter({"format_version": 1, "head": ["t"] * 10**4}), "DrafterConfig has head ['t'"
+        drafter({"format_version": 1, "head": ["t"] * 10**4}), "config.json has head ['t'"
     ),
     "drafter of 2^40": Case(drafter({"format_version": 1, "hidden_size": 2**40, "vocab_size": 5,
                                      "exit_dim": 5, "num_draft_layers": 1}), "1099511627776"),

@@ -17,6 +17,9 @@ from redrafter_mlx.models.drafter import Drafter, RecurrentDrafter
 from redrafter_mlx.weights import load_tensors, read_json
 
 
+_MAKE_AGAIN = "make the drafter again by redrafter-mlx convert or train"
+
+
 def load_drafter(folder: Path, target: Decoder, dtype: str = "auto") -> Drafter:
     """Return the drafter in ``folder``, bound to ``target`` and in its dtype.
 
@@ -29,12 +32,13 @@ def load_drafter(folder: Path, target: Decoder, dtype: str = "auto") -> Drafter:
         CheckpointError: The files do not go together, or hold what is no number or no token.
         ShapeError: The drafter does not fit the target.
     """
-    if not (folder / "config.json").is_file():
+    file = folder / "config.json"
+    if not file.is_file():
         raise CheckpointError(
             f"{folder} is no drafter's folder, for it has no config.json; redrafter-mlx convert "
             "makes one."
         )
-    config = DrafterConfig.from_dict(read_json(folder / "config.json"))
+    config = DrafterConfig.from_dict(read_json(file, _MAKE_AGAIN), str(file))
     check_fit(config, target)
     network = RecurrentDrafter(config)
     settings = asdict(config.quantization) if config.quantization else {}

@@ -82,7 +82,7 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return the settings of the run that is there, empty where there is none."""
     path = folder / SETTINGS_FILE
-    return read_json(path) if path.exists() else {}
+    return read_json(path, f"remove {folder} and train again") if path.exists() else {}
 
 
 def check_run(folder: Path, settings: Mapping[str, Any], *, resume: bool) -> None:

@@ -109,13 +109,14 @@ def open_corpus(folder: Path) -> Corpus:
         raise CheckpointError(
             f"{folder} is no corpus, for it has no {CORPUS_FILE}; redrafter-mlx distill makes one."
         )
-    values = read_json(folder / CORPUS_FILE)
+    file = folder / CORPUS_FILE
+    values = read_json(file, "remove the corpus and make it again by redrafter-mlx distill")
     if values.get("format_version") != CORPUS_FORMAT_VERSION:
         raise CheckpointError(
             f"{folder} has format_version {values.get('format_version')!r}, this program reads "
             f"{CORPUS_FORMAT_VERSION}; make the corpus again."
         )
-    target = build_strictly(TargetIdentity, values.get("target", {}))
+    target = build_strictly(TargetIdentity, values.get("target", {}), f"{file}: target")
     return Corpus(folder, target, tuple(sorted(folder.glob("shard-*.npz"))))
 
 

@@ -127,7 +127,7 @@ def test_results_of_another_version_are_refused(folder):
     text = to_json(synthetic_results())
     old = text.replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 1')
     (folder / RESULTS).write_text(old)
-    with pytest.raises(CheckpointError, match="schema_version 1, this program reads"):
+    with pytest.raises(CheckpointError, match="schema_version is 1 and this"):
         resumed(BEGUN, folder)
 
 

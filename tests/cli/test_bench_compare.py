@@ -138,14 +138,14 @@ def another_version() -> str:
     ("text", "message"),
     [
         (None, r"b\.json cannot be read \(No such file or directory\); check the path"),
-        ("", r"b\.json is not valid JSON"),
+        ("", r"b\.json is not valid JSON .*; give an unchanged results.json, or run the bench"),
         ("[]", r"b\.json is not a JSON object"),
         ('{"a": 1}', r"b\.json holds no results of a bench: it has no schema_version"),
         (
             f'{{"schema_version": {SCHEMA_VERSION}}}',
-            r"b\.json: BenchResults has no 'configurations'",
+            r"b\.json holds no results that .*: it has no 'configurations'; give an unchanged",
         ),
-        (another_version(), r"b\.json: The results have schema_version 99, this program reads"),
+        (another_version(), r"b\.json holds .* its schema_version is 99 and this program's 2; give"),
     ],
 )
 def test_a_file_that_is_no_results_is_refused_in_one_line(
@@ -159,6 +159,7 @@ def test_a_file_that_is_no_results_is_refused_in_one_line(
         with pytest.raises(CheckpointError, match=message) as caught:
             show_comparison(*pair)
         assert "\n" not in str(caught.value)
+        assert "get the file again" not in str(caught.value)
 
 
 def test_no_name_reaches_the_terminal_as_it_is(
