@@ -258,10 +258,13 @@ def _run(session: Session, folder: Path) -> None:
 
     num_sides = len(session.bench.sides)
     render.note(f"Results go into {folder}")
-    render.note(
-        f"{render.counted(len(session.cells), 'answer')} to time, in {num_sides} ways to decode; "
-        "leave the machine alone."
-    )
+    if session.cells:
+        render.note(
+            f"{render.counted(len(session.cells), 'answer')} to time, in {num_sides} ways to "
+            "decode; leave the machine alone."
+        )
+    else:
+        render.note("Every answer is timed already.")
     is_whole, total = True, session.num_tokens  # of what is missing now; it shrinks
     try:
         with bar("Measuring tokens") as measuring:

@@ -201,7 +201,7 @@ def _answer(
         )
     render.line(
         f"{folder}: {render.counted(done.num_prompts, 'answer')}, {done.num_tokens} tokens, "
-        f"{_rate(done)}"
+        f"{_rate(done) if done.new_tokens else 'complete already'}"
     )
 
 

@@ -182,6 +182,9 @@ def test_a_bench_that_was_broken_off_keeps_what_is_done_and_goes_on(
     assert results.trials[:5] == first.trials
     assert len(keys(results)) == len(results.trials) == 12
     assert [one.configuration for one in results.phases].count("(1,4) fixed") == 1
+    again = run("bench", *SHORT, "--out", "out", "--resume")
+    assert again.exit_code == 0 and "Every answer is timed already." in again.stderr
+    assert read_results(Path("out")).trials == results.trials
 
 
 @pytest.fixture

@@ -75,7 +75,9 @@ def test_from_prompts_to_a_drafter(run: Run, tiny: LoadedModel, tmp_path: Path) 
     samples = [sample for shard in shards for sample in read_shard(shard, NUM_TOKENS)]
     assert len(samples) == 12
     num_tokens = sum(sample.num_answer_tokens for sample in samples)
-    assert f"12 answers, {num_tokens} tokens" in result.stdout
+    assert re.search(rf"12 answers, {num_tokens} tokens, \d+ tokens/s\n", result.stdout)
+    result = run("distill", "--out", str(corpus), "--prompts", str(prompts), *DISTILL)
+    assert result.stdout == f"{corpus}: 12 answers, {num_tokens} tokens, complete already\n"
     result = run("train", "--corpus", str(corpus), "--out", str(out), *TRAIN)
     assert result.exit_code == 0, result.stderr
     assert f"6 steps on {num_tokens} positions" in result.stdout
