@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redrafter_mlx.bench.results import PHASES, BenchResults, Configuration
-from redrafter_mlx.bench.summary import Summary, summarize
+from redrafter_mlx.bench.summary import Summary, have_no_spread, summarize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,9 +94,11 @@ def _draw_tokens_per_second(
     below = [one.median - one.least for one in rates]
     above = [one.most - one.median for one in rates]
     places = range(len(summaries))
-    axes.barh(places, [one.median for one in rates], _BAR, xerr=[below, above], capsize=3)
+    errors = None if have_no_spread(summaries) else [below, above]
+    axes.barh(places, [one.median for one in rates], _BAR, xerr=errors, capsize=3)
     _name_bars(axes, [one.name for one in summaries])
-    axes.set(xlabel="tokens/s: median, least and most over the passes")
+    which = "median, least and most over the passes" if errors else "one pass, so without a spread"
+    axes.set(xlabel=f"tokens/s: {which}")
     axes.set_title(_title(results, "speed"))
     return True
 

@@ -18,9 +18,13 @@ from redrafter_mlx.bench.results import (
     Trial,
     WeightsRecord,
 )
-from redrafter_mlx.bench.summary import Spread, Summary, summarize
+from redrafter_mlx.bench.summary import Spread, Summary, have_no_spread, summarize
 
 _GIB = 2**30
+NO_SPREAD = (
+    "one pass over the questions, so there is no spread, and a difference may be chance; --trials 3 "
+    "gives one."
+)
 _BESIDE = {
     "tokens/s": "tokens_per_second",
     "times plain": "times_plain",
@@ -146,13 +150,21 @@ def _speed_table(summaries: Sequence[Summary]) -> str:
     ]
     if not summaries:
         return markdown_table(head, rows) + "\nNo trial was finished.\n"
-    passes = sorted({one.num_passes for one in summaries})
-    counted = "one pass" if passes == [1] else f"{' or '.join(map(str, passes))} passes"
-    note = (
-        f"Median (least to most): tokens/s over {counted} over the questions, ratios over the "
-        "questions. Prefill is apart; every round is counted.\n"
-    )
+    note = f"{_spread_note(summaries)} Prefill is apart; every round is counted.\n"
     return markdown_table(head, rows) + "\n" + note
+
+
+def _spread_note(summaries: Sequence[Summary]) -> str:
+    """Return over what the spreads are, or that there are none."""
+    ratios = [one.over_plain or one.over_mlx_lm for one in summaries]
+    has_questions = any(ratio.is_known for ratio in ratios if ratio is not None)
+    if have_no_spread(summaries):
+        ratios_note = " Ratios: median (least to most) over the questions."
+        return f"Tokens/s: {NO_SPREAD}{ratios_note if has_questions else ''}"
+    passes = sorted({one.num_passes for one in summaries})
+    note = f"tokens/s over {' or '.join(map(str, passes))} passes over the questions"
+    ratios_note = "ratios over the questions" if has_questions else "ratios of the one question"
+    return f"Median (least to most): {note}, {ratios_note}."
 
 
 def _round_table(results: BenchResults, summaries: Sequence[Summary]) -> str:
@@ -268,6 +280,8 @@ def _figure(figures: Figures | None, name: str) -> str:
 def _spread(value: Spread | None, digits: int = 3) -> str:
     if value is None:
         return "-"
+    if not value.is_known:
+        return f"{value.median:.{digits}f}"
     return f"{value.median:.{digits}f} ({value.least:.{digits}f} to {value.most:.{digits}f})"
 
 

@@ -13,11 +13,21 @@ from redrafter_mlx.bench.results import MLX_LM, PLAIN, BenchResults, Trial
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A median with the least and the most beside it."""
+    """A median with the least and the most beside it.
+
+    Attributes:
+        num_values: That they are of; a single one has no spread.
+    """
 
     median: float
     least: float
     most: float
+    num_values: int = 1
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is more than one value."""
+        return self.num_values > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +117,14 @@ def _summary(name: str, by_name: dict[str, list[Trial]]) -> Summary:
     )
 
 
+def have_no_spread(summaries: Sequence[Summary]) -> bool:
+    """Whether all speeds are of a single pass, so that chance may explain any difference."""
+    return bool(summaries) and not any(one.tokens_per_second.is_known for one in summaries)
+
+
 def spread(values: Sequence[float]) -> Spread:
     """Return the median, the least and the most of at least one value."""
-    return Spread(median(values), min(values), max(values))
+    return Spread(median(values), min(values), max(values), len(values))
 
 
 def _rates_of_passes(trials: list[Trial]) -> list[float]:

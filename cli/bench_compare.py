@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 SPREAD_NOTE = (
     "tokens/s: median (least-most) over the passes. A difference is beyond the",
-    "spread where every pass of one side is faster than all of the other's; - where",
-    "a side has a single pass.",
+    "spread where every pass of one side is faster than all of the other's. A side of",
+    "a single pass has no spread: - says so, and its difference may be chance.",
 )
 
 
@@ -81,6 +81,8 @@ def _row(one: Comparison) -> list[str]:
 
 
 def _speed(value: Spread) -> str:
+    if not value.is_known:
+        return _rate(value.median)
     return f"{_rate(value.median)} ({_rate(value.least)}-{_rate(value.most)})"
 
 

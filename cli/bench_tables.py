@@ -23,7 +23,8 @@ NUM_DIFFERENCES = 5
 
 def show_results(results: BenchResults) -> None:
     """Show the speeds, the rounds, and what a reader must know."""
-    from redrafter_mlx.bench.summary import summarize
+    from redrafter_mlx.bench.report import NO_SPREAD
+    from redrafter_mlx.bench.summary import have_no_spread, summarize
 
     summaries = summarize(results)
     if not summaries:
@@ -35,6 +36,8 @@ def show_results(results: BenchResults) -> None:
     render.line("")
     _show_rows({one.name: _rounds(one) for one in summaries})
     render.line("")
+    if have_no_spread(summaries):
+        _show_line(NO_SPREAD[0].upper() + NO_SPREAD[1:])
     for line in islice(_differences(results), NUM_DIFFERENCES):
         _show_line(line)
     for note in results.notes:
@@ -71,7 +74,7 @@ def _speed(one: Summary) -> dict[str, str]:
     rate = one.tokens_per_second
     return {
         "tokens/s": f"{rate.median:.1f}",
-        "spread": f"{rate.least:.1f}-{rate.most:.1f}" if one.num_passes > 1 else "one pass",
+        "spread": f"{rate.least:.1f}-{rate.most:.1f}" if rate.is_known else "one pass",
         "x mlx-lm": _ratio(one.over_mlx_lm),
         "x plain": _ratio(one.over_plain),
         "first token": f"{1e3 * one.time_to_first_token_seconds:.0f} ms",

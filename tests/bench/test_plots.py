@@ -54,6 +54,12 @@ def test_a_plot_shows_the_figures(matplotlib):
     assert plots._draw_tokens_per_second(axes, results, many)
     assert axes.figure.get_size_inches()[1] > 10.0
     assert axes.get_yticklabels()[2].get_text() == DRAFTED.name
+    assert axes.get_xlabel() == "tokens/s: median, least and most over the passes"
+    _, axes = plots._figure()
+    once = plots.summarize(replace(results, trials=results.trials[:8]))
+    assert plots._draw_tokens_per_second(axes, results, once)
+    assert axes.get_xlabel() == "tokens/s: one pass, so without a spread"
+    assert not axes.collections  # no bar of an error
 
 
 def test_what_has_no_figures_is_not_drawn(tmp_path, matplotlib):

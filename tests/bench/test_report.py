@@ -116,7 +116,21 @@ def test_a_report_says_how_answers_are_chosen_and_where_they_end():
 def test_one_pass_is_told_as_one():
     results = synthetic_results()
     assert "tokens/s over 2 passes over" in report(results)
-    assert "tokens/s over one pass over" in report(replace(results, trials=results.trials[:8]))
+    once = report(replace(results, trials=results.trials[:8]))
+    assert "\nTokens/s: one pass over the questions, so there is no spread, and a difference" in once
+    assert " Ratios: median (least to most) over the questions." in once
+    assert "| plain | 44.44 | 1.000 (1.000 to 1.000) |" in once
+
+
+def test_a_single_question_has_ratios_without_a_spread():
+    results = synthetic_results()
+    single = tuple(one for one in results.trials if one.question_id == 81)
+    text = report(replace(results, trials=single))
+    assert "tokens/s over 2 passes over the questions, ratios of the one question." in text
+    assert "| plain | 45.00 (40.00 to 50.00) | 1.000 | 0.800 |" in text
+    once = report(replace(results, trials=tuple(one for one in single if one.number == 0)))
+    assert "to" not in next(line for line in once.splitlines() if line.startswith("| plain | "))
+    assert "median (least to most)" not in once
 
 
 def test_the_report_is_the_golden_one():

@@ -350,3 +350,13 @@ def test_apples_protocol_has_apples_precision_where_it_is_not_too_slow(
     monkeypatch.setattr(mx, "default_device", lambda: found)
     assert command._dtype(find_suite("paper"), asked) == taken
     assert command._dtype(find_suite("quick"), asked) == asked
+
+
+@pytest.mark.parametrize("trials", [1, 2])
+def test_a_single_pass_is_said_to_have_no_spread(run: Run, model: LoadedModel, trials: int) -> None:
+    options = ("--suite", "quick", "--limit", "2", "--max-tokens", "4", "--trials", str(trials))
+    result = run("bench", *options, "--out", "out")
+    assert result.exit_code == 0, result.stderr
+    words = "ne pass over the questions, so there is no spread, and a difference may be chance"
+    for text in (result.stdout, Path("out/report.md").read_text()):
+        assert text.count(words) == (trials == 1)
