@@ -18,12 +18,18 @@ from redrafter_mlx.bench.results import (
     Trial,
     WeightsRecord,
 )
-from redrafter_mlx.bench.summary import Spread, Summary, have_no_spread, summarize
+from redrafter_mlx.bench.summary import (
+    Spread,
+    Summary,
+    first_differences,
+    have_no_spread,
+    summarize,
+)
 
 _GIB = 2**30
 NO_SPREAD = (
-    "one pass over the questions, so there is no spread, and a difference may be chance; --trials 3 "
-    "gives one."
+    "one pass over the questions, so there is no spread, and a difference may be chance; "
+    "--trials 3 gives one."
 )
 _BESIDE = {
     "tokens/s": "tokens_per_second",
@@ -63,7 +69,7 @@ def report(results: BenchResults) -> str:
         "## Speed\n",
         _speed_table(summaries),
         "## Rounds\n",
-        _round_table(results, summaries),
+        _round_table(summaries),
         *_phase_part(results),
         "## Texts\n",
         _text_lines(results, summaries),
@@ -136,7 +142,15 @@ def _weights(weights: WeightsRecord) -> str:
 
 
 def _speed_table(summaries: Sequence[Summary]) -> str:
-    head = ["decoding", "tokens/s", "times plain", "times mlx-lm", "first token, s", "peak, GiB"]
+    head = [
+        "decoding",
+        "tokens/s",
+        "times plain",
+        "times mlx-lm",
+        "first token, s",
+        "prefill, tokens/s",
+        "peak, GiB",
+    ]
     rows = [
         [
             one.name,
@@ -144,33 +158,43 @@ def _speed_table(summaries: Sequence[Summary]) -> str:
             _spread(one.over_plain),
             _spread(one.over_mlx_lm),
             f"{one.time_to_first_token_seconds:.3f}",
+            f"{one.prompt_tokens_per_second:.0f}",
             f"{one.peak_memory_bytes / _GIB:.2f}",
         ]
         for one in summaries
     ]
     if not summaries:
         return markdown_table(head, rows) + "\nNo trial was finished.\n"
-    note = f"{_spread_note(summaries)} Prefill is apart; every round is counted.\n"
-    return markdown_table(head, rows) + "\n" + note
+    return markdown_table(head, rows) + "\n" + _spread_note(summaries)
 
 
 def _spread_note(summaries: Sequence[Summary]) -> str:
     """Return over what the spreads are, or that there are none."""
-    ratios = [one.over_plain or one.over_mlx_lm for one in summaries]
-    has_questions = any(ratio.is_known for ratio in ratios if ratio is not None)
+    counts = {one.num_prompts for one in summaries}
+    prompts = _counted(counts, "prompt", "prompts")
     if have_no_spread(summaries):
-        ratios_note = " Ratios: median (least to most) over the questions."
-        return f"Tokens/s: {NO_SPREAD}{ratios_note if has_questions else ''}"
-    passes = sorted({one.num_passes for one in summaries})
-    note = f"tokens/s over {' or '.join(map(str, passes))} passes over the questions"
-    ratios_note = "ratios over the questions" if has_questions else "ratios of the one question"
-    return f"Median (least to most): {note}, {ratios_note}."
+        note = f"Tokens/s over {prompts}: {NO_SPREAD}"
+        ratios = " Ratios: median (least to most) over the prompts."
+    else:
+        passes = _counted({one.num_passes for one in summaries}, "pass", "passes")
+        note = f"Median (least to most): tokens/s over {passes} over {prompts}"
+        ratios = ", ratios over the prompts."
+    if counts == {1}:
+        ratios = "" if note.endswith(".") else "."
+    return (
+        f"{note}{ratios} Prefill is apart: prompt tokens over the time to the first token. Every "
+        "round is counted.\n"
+    )
 
 
-def _round_table(results: BenchResults, summaries: Sequence[Summary]) -> str:
-    lookup = {one.name: 0 for one in summaries}
-    for trial in results.trials:
-        lookup[trial.configuration] += trial.accepted_by_lookup
+def _counted(numbers: set[int], one: str, many: str) -> str:
+    """Return how many there are; where sides differ, since a bench was broken off, all numbers."""
+    if numbers == {1}:
+        return f"one {one}"
+    return f"{' or '.join(map(str, sorted(numbers)))} {many}"
+
+
+def _round_table(summaries: Sequence[Summary]) -> str:
     head = [
         "decoding",
         "tokens a round",
@@ -178,6 +202,7 @@ def _round_table(results: BenchResults, summaries: Sequence[Summary]) -> str:
         "rows",
         "plain rounds",
         "acceptance by depth",
+        "kept from drafter",
         "kept from lookup",
     ]
     rows = [
@@ -188,7 +213,8 @@ def _round_table(results: BenchResults, summaries: Sequence[Summary]) -> str:
             f"{one.rows_per_round:.1f}",
             f"{100 * one.plain_share:.0f} %",
             " ".join(f"{share:.2f}" for share in one.acceptance_by_depth) or "-",
-            str(lookup[one.name]),
+            str(one.accepted_by_drafter),
+            str(one.accepted_by_lookup),
         ]
         for one in summaries
     ]
@@ -214,12 +240,10 @@ def _phase_part(results: BenchResults) -> list[str]:
 
 def _text_lines(results: BenchResults, summaries: Sequence[Summary]) -> str:
     lines = [f"- {_cell(one.name)}: {_equality(one)}" for one in summaries if one.name != PLAIN]
-    first = min((trial.number for trial in results.trials), default=0)
-    for trial in results.trials:
-        if trial.first_difference is not None and trial.number == first:
-            where = f"question {trial.question_id}, turn {trial.turn}"
-            name, token = _cell(trial.configuration), trial.first_difference
-            lines.append(f"  - {name}, {where}: token {token} differs{gap(trial)}")
+    for trial in first_differences(results.trials):
+        where = f"question {trial.question_id}, turn {trial.turn}"
+        name, token = _cell(trial.configuration), trial.first_difference
+        lines.append(f"  - {name}, {where}: token {token} differs{gap(trial)}")
     return "\n".join(lines) + "\n"
 
 

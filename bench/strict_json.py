@@ -31,7 +31,9 @@ def dump_strictly(value: Any) -> str:
     try:
         return json.dumps(asdict(value), indent=1, allow_nan=False) + "\n"
     except ValueError as error:
-        raise CheckpointError(f"The results cannot be written ({error}); run the bench again.") from error
+        raise CheckpointError(
+            f"The results cannot be written ({error}); run the bench again."
+        ) from error
 
 
 def load_strictly(kind: type[_T], text: str) -> _T:

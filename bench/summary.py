@@ -40,17 +40,20 @@ class Summary:
         over_plain: Speed over plain decoding's, question by question; the spread is over
             the questions. ``None`` where plain decoding was not run.
         over_mlx_lm: The same over mlx-lm's.
-        num_passes: Passes over the questions that are complete.
+        num_passes: Passes over the questions, but for those that were broken off sooner.
+        num_prompts: Questions and turns that it answered.
         tokens_per_round: Tokens but the first of each answer, over all rounds.
         rows_per_round: Rows that the target verified.
         milliseconds_per_round: All decoding time over all rounds.
         plain_share: Share of the rounds that verified no draft.
         acceptance_by_depth: Share of the rounds with a draft that deep which kept it.
+        accepted_by_drafter: Tokens kept that the drafter proposed.
+        accepted_by_lookup: Tokens kept from the lookup branch.
         time_to_first_token_seconds: Median.
         prompt_tokens_per_second: Prompt tokens over the time to the first token, all together.
         peak_memory_bytes: Most.
-        num_answers: Answers of the first pass that were held against plain decoding's.
-        num_equal: Those of them that are the same.
+        num_answers: Prompts whose texts were held against plain decoding's.
+        num_equal: Those of them whose text was the same in every pass.
     """
 
     name: str
@@ -58,11 +61,14 @@ class Summary:
     over_plain: Spread | None
     over_mlx_lm: Spread | None
     num_passes: int
+    num_prompts: int
     tokens_per_round: float
     rows_per_round: float
     milliseconds_per_round: float
     plain_share: float
     acceptance_by_depth: tuple[float, ...]
+    accepted_by_drafter: int
+    accepted_by_lookup: int
     time_to_first_token_seconds: float
     prompt_tokens_per_second: float
     peak_memory_bytes: int
@@ -83,6 +89,19 @@ def summarize(results: BenchResults, category: str | None = None) -> tuple[Summa
     return tuple(_summary(name, by_name) for name in names)
 
 
+def first_differences(trials: Iterable[Trial]) -> list[Trial]:
+    """Return, for each prompt that a side answered otherwise than plainly, the first such trial."""
+    found: dict[tuple[str, int, int], Trial] = {}
+    for trial in trials:
+        if trial.first_difference is not None:
+            found.setdefault((trial.configuration, *_prompt(trial)), trial)
+    return list(found.values())
+
+
+def _prompt(trial: Trial) -> tuple[int, int]:
+    return trial.question_id, trial.turn
+
+
 def _grouped(trials: Iterable[Trial]) -> dict[str, list[Trial]]:
     groups: dict[str, list[Trial]] = defaultdict(list)
     for trial in trials:
@@ -93,8 +112,8 @@ def _grouped(trials: Iterable[Trial]) -> dict[str, list[Trial]]:
 def _summary(name: str, by_name: dict[str, list[Trial]]) -> Summary:
     trials = by_name[name]
     rates = _rates_of_passes(trials)
-    first_number = min(trial.number for trial in trials)
-    compared = [one for one in trials if one.number == first_number and one.is_compared]
+    num_answers = len({_prompt(trial) for trial in trials if trial.is_compared})
+    accepted_by_lookup = sum(trial.accepted_by_lookup for trial in trials)
     # Of nothing, every share is 0.
     rounds = sum(trial.num_rounds for trial in trials) or math.inf
     reading = sum(trial.time_to_first_token_seconds for trial in trials) or math.inf
@@ -104,16 +123,19 @@ def _summary(name: str, by_name: dict[str, list[Trial]]) -> Summary:
         over_plain=_over(trials, by_name.get(PLAIN)),
         over_mlx_lm=_over(trials, by_name.get(MLX_LM)),
         num_passes=len(rates),
+        num_prompts=len({_prompt(trial) for trial in trials}),
         tokens_per_round=sum(trial.emitted_tokens - 1 for trial in trials) / rounds,
         rows_per_round=sum(trial.verified_rows for trial in trials) / rounds,
         milliseconds_per_round=1e3 * sum(trial.decode_seconds for trial in trials) / rounds,
         plain_share=sum(trial.num_plain_steps for trial in trials) / rounds,
         acceptance_by_depth=_acceptance(trials),
+        accepted_by_drafter=sum(sum(one.accepted_by_depth) for one in trials) - accepted_by_lookup,
+        accepted_by_lookup=accepted_by_lookup,
         time_to_first_token_seconds=median(one.time_to_first_token_seconds for one in trials),
         prompt_tokens_per_second=sum(trial.prompt_tokens for trial in trials) / reading,
         peak_memory_bytes=max(trial.peak_memory_bytes for trial in trials),
-        num_answers=len(compared),
-        num_equal=sum(trial.first_difference is None for trial in compared),
+        num_answers=num_answers,
+        num_equal=num_answers - len(first_differences(trials)),
     )
 
 
@@ -152,7 +174,7 @@ def _over(trials: list[Trial], baseline: list[Trial] | None) -> Spread | None:
 def _median_rates(trials: list[Trial]) -> dict[tuple[int, int], float]:
     rates: dict[tuple[int, int], list[float]] = defaultdict(list)
     for trial in trials:
-        rates[trial.question_id, trial.turn].append(trial.tokens_per_second)
+        rates[_prompt(trial)].append(trial.tokens_per_second)
     return {key: median(values) for key, values in rates.items()}
 
 

@@ -16,7 +16,6 @@ from redrafter_mlx.models.decoder import Decoder
 from redrafter_mlx.models.drafter import Drafter, RecurrentDrafter
 from redrafter_mlx.weights import load_tensors, read_json
 
-
 _MAKE_AGAIN = "make the drafter again by redrafter-mlx convert or train"
 
 

@@ -78,11 +78,41 @@ def test_a_pass_that_was_broken_off_has_no_rate():
     assert rates_of(plain.tokens_per_second) == (round(40 / 0.9, 6),) * 3
 
 
-def test_texts_are_counted_once_a_question():
+def test_texts_are_counted_once_a_prompt():
     longer = summary(synthetic_results(), LONGER.name)
     assert (longer.num_answers, longer.num_equal) == (2, 1)
     drafted = summary(synthetic_results(), DRAFTED.name)
     assert (drafted.num_answers, drafted.num_equal) == (2, 2)
+
+
+def test_a_text_that_differs_in_a_later_pass_alone_is_told():
+    """What is adapted drafts otherwise in each pass."""
+    results = synthetic_results()
+    trials = [
+        replace(one, first_difference=9, difference_margin=0.5)
+        if (one.configuration, one.number) == (DRAFTED.name, 1)
+        else one
+        for one in results.trials
+    ]
+    differing = replace(results, trials=tuple(trials))
+    assert summary(differing, DRAFTED.name).num_equal == 0
+    assert report(differing).count(f"  - {DRAFTED.name}, question ") == 2
+    always = [replace(one, first_difference=9) for one in results.trials]
+    text = report(replace(results, trials=tuple(always)))
+    assert text.count(f"  - {DRAFTED.name}, question ") == 2
+
+
+def test_tokens_are_told_by_who_drafted_them():
+    drafted = summary(synthetic_results(), DRAFTED.name)
+    assert (drafted.accepted_by_drafter, drafted.accepted_by_lookup) == (4 * 9, 4 * 3)
+
+
+def test_prefill_is_told_apart():
+    """66 tokens in an eighth of a second, each time."""
+    assert summary(synthetic_results(), "plain").prompt_tokens_per_second == 66 / 0.125
+    (head, _, row) = report(synthetic_results()).partition("## Speed\n\n")[2].splitlines()[:3]
+    columns = dict(zip(head.split(" | "), row.split(" | "), strict=True))
+    assert columns["prefill, tokens/s"] == "528"
 
 
 def test_a_category_is_summed_up_alone():
@@ -115,19 +145,22 @@ def test_a_report_says_how_answers_are_chosen_and_where_they_end():
 
 def test_one_pass_is_told_as_one():
     results = synthetic_results()
-    assert "tokens/s over 2 passes over" in report(results)
-    once = report(replace(results, trials=results.trials[:8]))
-    assert "\nTokens/s: one pass over the questions, so there is no spread, and a difference" in once
-    assert " Ratios: median (least to most) over the questions." in once
+    assert "tokens/s over 2 passes over 2 prompts, ratios over the prompts." in report(results)
+    first = results.trials[:8]
+    once = report(replace(results, trials=first))
+    assert "\nTokens/s over 2 prompts: one pass over the questions, so there is no spread" in once
+    assert " Ratios: median (least to most) over the prompts." in once
     assert "| plain | 44.44 | 1.000 (1.000 to 1.000) |" in once
+    # Broken off where all but one side had answered the second prompt.
+    assert "\nTokens/s over 1 or 2 prompts: one pass" in report(replace(results, trials=first[:7]))
 
 
 def test_a_single_question_has_ratios_without_a_spread():
     results = synthetic_results()
     single = tuple(one for one in results.trials if one.question_id == 81)
     text = report(replace(results, trials=single))
-    assert "tokens/s over 2 passes over the questions, ratios of the one question." in text
-    assert "| plain | 45.00 (40.00 to 50.00) | 1.000 | 0.800 |" in text
+    assert "tokens/s over 2 passes over one prompt. Prefill is apart" in text
+    assert "| plain | 36.00 (32.00 to 40.00) | 1.000 | 0.800 |" in text
     once = report(replace(results, trials=tuple(one for one in single if one.number == 0)))
     assert "to" not in next(line for line in once.splitlines() if line.startswith("| plain | "))
     assert "median (least to most)" not in once

@@ -146,7 +146,10 @@ def another_version() -> str:
             f'{{"schema_version": {SCHEMA_VERSION}}}',
             r"b\.json holds no results that .*: it has no 'configurations'; give an unchanged",
         ),
-        (another_version(), r"b\.json holds .* its schema_version is 99 and this program's 2; give"),
+        (
+            another_version(),
+            r"b\.json holds .* its schema_version is 99 and this program's 2; give",
+        ),
     ],
 )
 def test_a_file_that_is_no_results_is_refused_in_one_line(
