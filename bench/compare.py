@@ -94,9 +94,11 @@ def _settings(results: BenchResults) -> dict[str, str]:
     machine, target, drafter = results.machine, results.target, results.drafter
     settings = {
         "suite": results.suite,
+        "questions": results.questions_digest,
         "answered questions": str(len(questions)),
         "chip": machine.chip,
         "memory_bytes": str(machine.memory_bytes),
+        "num_cpus": str(machine.num_cpus),
         "system": machine.system,
         "device": machine.device,
         "git_commit": str(machine.git_commit),
@@ -105,5 +107,6 @@ def _settings(results: BenchResults) -> dict[str, str]:
         "target_dtype": target.dtype,
         "drafter": drafter.fingerprint if drafter else "-",
         "drafter_bits": str(drafter.bits) if drafter else "-",
+        "drafter_dtype": drafter.dtype if drafter else "-",
     }
     return settings | {f"package {name}": text for name, text in sorted(machine.packages.items())}

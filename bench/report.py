@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 
 from redrafter_mlx.bench.beside import Figures, beside_notes, beside_published
-from redrafter_mlx.bench.compare import ComparedResults
 from redrafter_mlx.bench.results import (
     PHASES,
     PLAIN,
@@ -76,32 +75,6 @@ def report(results: BenchResults) -> str:
         *_category_part(results),
         *_published_part(results),
     ]
-    return "\n".join(parts)
-
-
-def comparison_report(compared: ComparedResults) -> str:
-    """Return two results side by side as Markdown."""
-    words = {True: "yes", False: "no", None: "one pass, so no spread"}
-    rows = [
-        [
-            one.first.name,
-            _spread(one.first.tokens_per_second),
-            _spread(one.second.tokens_per_second),
-            "-" if one.ratio is None else f"{one.ratio:.3f}",
-            words[one.exceeds_spread],
-        ]
-        for one in compared.comparisons
-    ]
-    head = ["decoding", "first, tokens/s", "second, tokens/s", "ratio", "beyond the spread"]
-    parts = [markdown_table(head, rows)]
-    for name, names in (("first", compared.only_first), ("second", compared.only_second)):
-        if names:
-            parts.append(f"Only in the {name}: {', '.join(map(_cell, names))}.\n")
-    if compared.differences:
-        parts += [
-            "What else differs:\n",
-            markdown_table(["what", "first", "second"], compared.differences),
-        ]
     return "\n".join(parts)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from redrafter_mlx.bench.compare import compare
-from redrafter_mlx.bench.report import comparison_report, report, to_csv
+from redrafter_mlx.bench.report import report, to_csv
 from redrafter_mlx.bench.results import Trial
 from redrafter_mlx.bench.summary import Spread, summarize
 from tests.bench.synthetic_results import DRAFTED, LONGER, plain_trial, synthetic_results
@@ -248,12 +248,34 @@ def test_what_only_one_side_has_and_what_else_differs_is_told():
         "git_commit",
         "drafter",
         "drafter_bits",
+        "drafter_dtype",
         "package mlx",
         "package python",
     }
     changed = replace(PLAIN_AT_40, configurations=results.configurations)
     ((name, first, second),) = compare(changed, PLAIN_AT_40).differences
     assert (name, first, second) == ("plain: max_tokens", "21", "40")
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "pair"),
+    [
+        ({"questions_digest": "0"}, "questions", ("8f4c1d2e", "0")),
+        (
+            {"machine": replace(synthetic_results().machine, num_cpus=8)},
+            "num_cpus",
+            ("24", "8"),
+        ),
+        (
+            {"drafter": replace(synthetic_results().drafter, dtype="float32")},
+            "drafter_dtype",
+            ("float16", "float32"),
+        ),
+    ],
+)
+def test_what_may_explain_a_ratio_is_told(changes, what, pair):
+    results = synthetic_results()
+    assert compare(results, replace(results, **changes)).differences == ((what, *pair),)
 
 
 PLAIN_AT_40 = replace(
@@ -263,10 +285,3 @@ PLAIN_AT_40 = replace(
         for one in synthetic_results().configurations
     ),
 )
-
-
-def test_the_comparison_is_the_golden_one():
-    results = synthetic_results()
-    other = replace(slowed(results, 1.5), suite="quick")
-    text = comparison_report(compare(results, other))
-    assert text == (GOLDEN / "comparison.md").read_text(encoding="utf-8")
