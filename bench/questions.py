@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,16 +37,16 @@ def read_questions(path: Path) -> list[Question]:
         PromptError: The file cannot be read, a line is no question, or two have one id.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: a text may hold a line separator that ends no line of JSON.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise PromptError(f"{path} cannot be read: {error}.") from error
     found = [_question(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise PromptError(f"{path} has no question; give JSON lines with turns.")
-    ids = [question.question_id for question in found]
-    for question_id in ids:
-        if ids.count(question_id) > 1:
-            raise PromptError(f"{path} has question_id {question_id} twice; number them anew.")
+    (question_id, count), *_ = Counter(one.question_id for one in found).most_common(1)
+    if count > 1:
+        raise PromptError(f"{path} has question_id {question_id} twice; number them anew.")
     return found
 
 
@@ -55,7 +56,7 @@ def _question(path: Path, number: int, line: str) -> Question:
         turns = _turns(values)
         question_id = values.get("question_id", values.get("prompt_id", number))
         return Question(int(question_id), str(values.get("category", "")), turns)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise PromptError(
             f"Line {number} of {path} is no question: it needs turns, a list of texts."
         ) from error

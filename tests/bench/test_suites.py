@@ -69,6 +69,16 @@ def test_questions_of_a_file_may_be_written_in_several_ways(tmp_path):
     ]
 
 
+def test_a_text_keeps_its_line_separators_and_a_file_may_have_a_byte_order_mark(tmp_path):
+    path = tmp_path / "own.jsonl"
+    line = json.dumps({"turns": ["One\u2028two\x85three"]}, ensure_ascii=False)
+    path.write_bytes(f"\ufeff{line}\r\n\r\n{line}".encode())
+    found = read_questions(path)
+    assert [(one.question_id, one.turns) for one in found] == [
+        (number, ("One\u2028two\x85three",)) for number in (1, 3)
+    ]
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
@@ -78,6 +88,7 @@ def test_questions_of_a_file_may_be_written_in_several_ways(tmp_path):
         ([["Hi"]], "Line 1 of"),
         ([{"text": "Hi"}], "Line 1 of"),
         ([{"question_id": "x", "turns": ["Hi"]}], "Line 1 of"),
+        ([{"question_id": float("inf"), "turns": ["Hi"]}], "Line 1 of"),
         ([LINES[0], LINES[0]], "question_id 81 twice"),
         ([], "has no question"),
     ],
