@@ -15,6 +15,7 @@ from redrafter_mlx.decoding.beam import draft
 from redrafter_mlx.decoding.decode import decode
 from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.generation import generate
+from redrafter_mlx.loading.drafter import load_drafter
 from redrafter_mlx.loading.target import identify
 from redrafter_mlx.models.drafter import Drafter, RecurrentDrafter
 
@@ -26,16 +27,17 @@ PLAIN = BeamShape(1, 1)
 
 @pytest.fixture(scope="module")
 def whole_drafter(smollm2):
-    """Return the packaged drafter with the head that it had before it was tied and cut.
+    """Return the drafter whose beams Apple's PyTorch class made, with the head that it had then.
 
-    That head is a constant times the embedding, each entry rounded to half precision.
+    That head is a constant times the embedding, each entry rounded to half precision; the
+    stored one is tied and cut.
     """
-    packaged = smollm2.drafter
-    config = replace(packaged.config, head="own", head_scale=1.0, draft_vocab_size=None)
+    stored = load_drafter(GOLDEN / "drafter", smollm2.target, "float32")
+    config = replace(stored.config, head="own", head_scale=1.0, draft_vocab_size=None)
     network = RecurrentDrafter(config)
-    tensors = dict(tree_flatten(packaged._network.parameters()))
+    tensors = dict(tree_flatten(stored._network.parameters()))
     del tensors["draft_vocab"]
-    scale = mx.array(packaged.config.head_scale, mx.float16)
+    scale = mx.array(stored.config.head_scale, mx.float16)
     embedding = smollm2.target.model.embed_tokens.weight.astype(mx.float16)
     head = (embedding * scale).astype(mx.float32)
     network.load_weights([*tensors.items(), (f"lm_head.{config.num_draft_layers}.weight", head)])
