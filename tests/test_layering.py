@@ -43,6 +43,7 @@ FLOORS = (
         "decoding.round",
         "decoding.wired",
         "decoding.decode",
+        "decoding.samples",
         "decoding.measuring",
     ),
     ("text", "segments", "generation"),

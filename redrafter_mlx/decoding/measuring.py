@@ -1,4 +1,4 @@
-"""What the parts of a round take on this machine, and how a model's own texts go on."""
+"""What the parts of a round take on this machine."""
 
 from __future__ import annotations
 
@@ -12,45 +12,19 @@ import numpy as np
 
 from redrafter_mlx.config import MAX_ROWS, BeamShape
 from redrafter_mlx.decoding.pace import RoundCosts
-from redrafter_mlx.decoding.prefill import prefill
 from redrafter_mlx.decoding.round import Engine, Tip
+from redrafter_mlx.decoding.samples import WIDEST, Opening, Sample, samples_of, write_all
 from redrafter_mlx.decoding.time_limit import TimeLimit
 from redrafter_mlx.decoding.tree import DraftTree
 from redrafter_mlx.models.kv_cache import KVCache
 
-WIDEST = BeamShape(beam_width=4, beam_length=5)
 # From coarse to fine, so that what the time does not allow lies between what was measured.
 ROWS = (1, 2, 4, 8, 16, 32, 24, 12, 6, 3, 10, 14, 5, 7, 9, 11, 13, 15, 20, 28)
 FAR_ROWS = (1, 2, 4, 8, 16)  # measured again at FAR_CONTEXT
 FAR_CONTEXT = 2048
-NUM_PLAIN_STEPS = 96
 # What each part may take of the time that the parts before it leave.
 _TEXTS_SHARE, _VERIFY_SHARE, _FAR_SHARE, _DRAFTS_SHARE = 0.55, 0.65, 0.4, 0.9
 _NUM_TRIALS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A draft below one token of a text that the model wrote, and how it goes on.
-
-    Attributes:
-        tree: All nodes of the widest draft.
-        ranks: (rows,) each node's rank among those of its depth.
-        accepted: (rows,) bool, whether the text goes on as the node says; empty where it ends
-            before the draft does.
-    """
-
-    tree: DraftTree
-    ranks: tuple[int, ...]
-    accepted: tuple[bool, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Opening:
-    """A prompt, and a cache that begins with it."""
-
-    prompt: Sequence[int]
-    kv_cache: KVCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +94,7 @@ def measure(
         limit: Where it is over, what has been measured by then must do.
         on_progress: Gets the share that is done, from 0 to 1.
     """
-    written = _write_all(
+    written = write_all(
         engine, prompts, limit.share(_TEXTS_SHARE), lambda done: on_progress(0.5 * done)
     )
     step = float(np.median([step for text in written for step in text.step_seconds]))
@@ -141,96 +115,9 @@ def measure(
         far_verify_seconds=far,
         contexts=contexts,
         draft_seconds=drafts,
-        texts=tuple(tuple(_samples(text)) for text in written),
+        texts=tuple(tuple(samples_of(text)) for text in written),
         openings=tuple(text.opening for text in written),
     )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Written:
-    """A text that the model wrote.
-
-    Attributes:
-        opening: Its cache holds the text, too.
-        trees: The widest draft at each of its tokens, which is the draft's root.
-        tip: Behind the last of them.
-        step_seconds: Each step.
-    """
-
-    opening: Opening
-    trees: list[DraftTree]
-    tip: Tip
-    step_seconds: list[float]
-
-
-def _write_all(
-    engine: Engine,
-    prompts: Sequence[Sequence[int]],
-    limit: TimeLimit,
-    on_progress: Callable[[float], None],
-) -> list[_Written]:
-    """Begin an answer to each prompt; one at least, and no further one without the time for it."""
-    written: list[_Written] = []
-    longest = 0.0
-    for place, prompt in enumerate(prompts):
-        if not limit.allows(longest):
-            break
-        started = time.perf_counter()
-        engine = replace(engine, kv_cache=engine.target.make_kv_cache())
-        num_steps = NUM_PLAIN_STEPS // len(prompts)
-        written.append(_write(engine, prompt, num_steps, limit.share(1 / (len(prompts) - place))))
-        longest = max(longest, time.perf_counter() - started)
-        on_progress((place + 1) / len(prompts))
-    return written
-
-
-def _write(engine: Engine, prompt: Sequence[int], num_steps: int, limit: TimeLimit) -> _Written:
-    """Write a text, long enough for one sample at least."""
-    hidden = prefill(engine.target, engine.kv_cache, prompt)
-    assert hidden is not None
-    tip = engine.tip(hidden)
-    mx.eval(tip.next_token)
-    times = [time.perf_counter()]
-    trees: list[DraftTree] = []
-    seconds: list[float] = []
-    while len(trees) < num_steps:
-        if len(trees) >= WIDEST.beam_length and not limit.allows(times[-1] - times[-2]):
-            break
-        trees.append(engine.read_tip(tip, WIDEST).tree)
-        step_started = time.perf_counter()
-        tip = engine.step(tip)
-        mx.eval(tip.hidden, tip.next_token)
-        times.append(time.perf_counter())
-        seconds.append(times[-1] - step_started)
-    return _Written(Opening(prompt, engine.kv_cache), trees, tip, seconds)
-
-
-def _samples(written: _Written) -> Iterator[Sample]:
-    """Yield the draft at each token."""
-    text = [int(tree.tokens[0]) for tree in written.trees]
-    text += np.array(written.tip.next_token).tolist()
-    for place, tree in enumerate(written.trees):
-        following = text[place + 1 :]
-        is_known = len(following) >= WIDEST.num_draft_steps
-        yield Sample(tree, _ranks(tree), _accepted(tree, following) if is_known else ())
-
-
-def _accepted(tree: DraftTree, following: Sequence[int]) -> tuple[bool, ...]:
-    accepted = [True]
-    for row in range(1, tree.num_rows):
-        depth, parent = int(tree.depths[row]), int(tree.parents[row])
-        accepted.append(accepted[parent] and int(tree.tokens[row]) == following[depth - 1])
-    return tuple(accepted)
-
-
-def _ranks(tree: DraftTree) -> tuple[int, ...]:
-    """Return each node's place among those of its depth, by joint log-probability."""
-    ranks = [0] * tree.num_rows
-    for depth in range(1, tree.max_depth + 1):
-        rows = np.flatnonzero(tree.depths == depth)
-        for place, row in enumerate(sorted(rows.tolist(), key=lambda row: -tree.log_probs[row])):
-            ranks[row] = place
-    return tuple(ranks)
 
 
 def _by_rows(seconds: dict[int, float], last: int) -> np.ndarray:

@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from redrafter_mlx.config import PLAIN_BEAM_SHAPE, BeamShape, GenerationConfig
 from redrafter_mlx.decoding.decode import decode
-from redrafter_mlx.decoding.measuring import WIDEST, Measurements, Opening, Sample, measure
+from redrafter_mlx.decoding.measuring import Measurements, measure
 from redrafter_mlx.decoding.profile import Profile, profile_key
 from redrafter_mlx.decoding.round import Engine
+from redrafter_mlx.decoding.samples import WIDEST, Opening, Sample
 from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.decoding.time_limit import TimeLimit
 from redrafter_mlx.generation import chat_prompt

@@ -3,13 +3,15 @@
 from dataclasses import replace
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
 from redrafter_mlx.config import BeamShape, SamplingConfig
-from redrafter_mlx.decoding import measuring, tuning
-from redrafter_mlx.decoding.measuring import Measurements, Sample, measure, shapes_to_try
+from redrafter_mlx.decoding import measuring, samples, tuning
+from redrafter_mlx.decoding.measuring import Measurements, measure, shapes_to_try
 from redrafter_mlx.decoding.round import Engine
+from redrafter_mlx.decoding.samples import Sample
 from redrafter_mlx.decoding.time_limit import TimeLimit
 from redrafter_mlx.decoding.tree import DraftTree
 from redrafter_mlx.models.decoder import Decoder
@@ -117,12 +119,12 @@ def test_acceptance_is_told_by_depth_and_by_joint_log_probability() -> None:
 
 def test_samples_say_how_the_models_own_text_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Law: along a text that the drafter knows, every sample is right to its end."""
-    monkeypatch.setattr(measuring, "NUM_PLAIN_STEPS", 12)
+    monkeypatch.setattr(samples, "NUM_PLAIN_STEPS", 12)
     monkeypatch.setattr(measuring, "FAR_CONTEXT", 64)
     target = toy_target()
     tokens = list(PROMPTS[0])
     for _ in range(16):
-        hidden = target(measuring.mx.array(tokens), target.make_kv_cache())
+        hidden = target(mx.array(tokens), target.make_kv_cache())
         tokens.append(int(np.array(target.logits(hidden[-1:])).argmax()))
     oracle: Any = Oracle(target, PROMPTS[0], tokens[len(PROMPTS[0]) :])
     engine = Engine(target, oracle, target.make_kv_cache(), SamplingConfig())
@@ -217,7 +219,7 @@ def test_a_machine_that_turns_slow_ends_the_measurement_and_not_the_result(
 
 
 def test_tuning_ends_with_a_profile_for_the_best_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "NUM_PLAIN_STEPS", 24)
+    monkeypatch.setattr(samples, "NUM_PLAIN_STEPS", 24)
     monkeypatch.setattr(measuring, "FAR_CONTEXT", 64)
     monkeypatch.setattr(tuning, "chat_prompt", lambda model, text: [7, 3, len(text) % 40])
     target = toy_target()
