@@ -60,11 +60,6 @@ class Runner:
         return stats
 
 
-def seconds_per_round(stats: DecodeStats) -> float:
-    """Return the time of a round, that of reading the prompt left out."""
-    return stats.decode_seconds / stats.num_rounds
-
-
 def measure(
     run: Runner, base: GenerationConfig, trials: int
 ) -> tuple[list[float], dict[BeamShape, Times]]:
@@ -72,13 +67,13 @@ def measure(
     steps: list[float] = []
     times = {shape: Times() for shape in SHAPES}
     for _ in range(trials):
-        steps.append(seconds_per_round(run(replace(base, beam=PLAIN_BEAM_SHAPE))))
+        steps.append(run(replace(base, beam=PLAIN_BEAM_SHAPE)).seconds_per_round)
         for shape, found in times.items():
             config = replace(base, beam=shape)
-            found.rounds.append(seconds_per_round(run(config)))
+            found.rounds.append(run(config).seconds_per_round)
             if not base.sampling.is_greedy:
                 greedy = replace(config, sampling=SamplingConfig())
-                found.greedy_rounds.append(seconds_per_round(run(greedy)))
+                found.greedy_rounds.append(run(greedy).seconds_per_round)
             timed = run(replace(config, timed_every=1))
             for part, milliseconds in timed.part_milliseconds.items():
                 found.parts[part].append(milliseconds / 1e3)

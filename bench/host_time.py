@@ -96,7 +96,7 @@ def our_rounds(model: LoadedModel, shape: BeamShape, count: int) -> float:
     stats = DecodeStats()
     for _ in decode(model, model.target.make_kv_cache(), PROMPT, config, stats):
         pass
-    return stats.decode_seconds / stats.num_rounds
+    return stats.seconds_per_round
 
 
 class PythonTime:

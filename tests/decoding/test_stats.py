@@ -44,7 +44,22 @@ def test_parts_are_means_over_the_rounds_that_were_timed() -> None:
     assert stats.part_milliseconds == {"draft": pytest.approx(2.0)}
 
 
+def test_times_are_counted_from_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([10.0, 12.0, 12.5, 12.5])
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    stats = DecodeStats(started_at=9.5, prompt_tokens=30, cached_tokens=5)
+    stats.record_token()
+    for _ in range(2):
+        stats.record_round(rows=2, depth=1)
+        stats.record_token()
+    stats.record_token()
+    assert stats.prompt_tokens_per_second == 25 / 0.5
+    assert stats.seconds_per_round == 2.5 / 2
+    assert stats.tokens_per_second == 3 / 2.5
+
+
 def test_an_answer_of_one_token_has_no_speed() -> None:
     stats = DecodeStats()
     stats.record_token()
     assert (stats.tokens_per_round, stats.accepted_per_round, stats.tokens_per_second) == (0, 0, 0)
+    assert stats.seconds_per_round == 0.0
