@@ -50,18 +50,26 @@ class Measurements:
     openings: tuple[Opening, ...] = ()
 
     def costs(self, shape: BeamShape) -> RoundCosts:
-        """Return the costs of a shape's rounds, in plain steps."""
+        """Return the costs of a shape's rounds, in plain steps.
+
+        A step of the drafter takes what it takes in that shape, or in the first one measured
+        where that shape was not.
+        """
         verify = _by_rows(self.verify_seconds, max(self.verify_seconds))
-        drafting = self.draft_seconds.get((shape.beam_width, shape.beam_length), 0.0)
+        size = shape.beam_width, shape.beam_length
+        width, length = size if size in self.draft_seconds else next(iter(self.draft_seconds))
         return RoundCosts(
             verify=tuple((verify / verify[0]).tolist()),
-            draft_step=drafting / max(shape.num_draft_steps, 1) / self.step_seconds,
+            draft_step=self.draft_seconds[width, length] / (length - 1) / self.step_seconds,
             context=self.contexts[0],
             growth=tuple((self._growth() / verify[0]).tolist()),
         )
 
     def _growth(self) -> np.ndarray:
-        """Return the seconds that a token of context adds to a pass over 1, 2, ... rows."""
+        """Return the seconds that a token of context adds to a pass over 1, 2, ... rows.
+
+        None where the long context is no longer, or too little was measured there.
+        """
         short, long = self.contexts
         both = sorted(self.verify_seconds.keys() & self.far_verify_seconds.keys())
         if len(both) < 2 or long <= short:
@@ -121,14 +129,15 @@ def measure(
 
 
 def _by_rows(seconds: dict[int, float], last: int) -> np.ndarray:
-    """Return the seconds of 1, 2, ... ``last`` rows, as between the last two beyond them."""
+    """Return (last,) seconds of 1, 2, ... rows, as between the last two beyond them."""
     counts = sorted(seconds)
-    found = np.interp(np.arange(1, last + 1), counts, [seconds[rows] for rows in counts])
+    # More rows never cost less, and what disturbs a measurement mostly adds to it.
+    known = np.minimum.accumulate([seconds[rows] for rows in reversed(counts)])[::-1]
+    found = np.interp(np.arange(1, last + 1), counts, known)
     if last > counts[-1]:
-        slope = (seconds[counts[-1]] - seconds[counts[-2]]) / (counts[-1] - counts[-2])
+        slope = (known[-1] - known[-2]) / (counts[-1] - counts[-2])
         found[counts[-1] :] += slope * np.arange(1, last - counts[-1] + 1)
-    # More rows never cost less, and what disturbs a measurement only ever adds to it.
-    return np.minimum.accumulate(found[::-1])[::-1]
+    return found
 
 
 def _verify_seconds(

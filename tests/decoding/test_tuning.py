@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from redrafter_mlx.config import BeamShape, SamplingConfig
+from redrafter_mlx.config import PLAIN_BEAM_SHAPE, BeamShape, SamplingConfig
 from redrafter_mlx.decoding import measuring, samples, tuning
 from redrafter_mlx.decoding.measuring import Measurements, measure, shapes_to_try
 from redrafter_mlx.decoding.round import Engine
@@ -76,6 +76,33 @@ def test_rows_in_between_cost_what_lies_between_and_never_more_than_further_ones
     costs = replace(one, verify_seconds={1: 0.1, 2: 0.13, 3: 0.12, 5: 0.16}).costs(BeamShape(2, 3))
     assert costs.verify == pytest.approx((1.0, 1.2, 1.2, 1.4, 1.6))
     assert costs.draft_step == pytest.approx(0.02)
+
+
+def test_a_disturbed_pass_does_not_hide_what_a_longer_context_costs() -> None:
+    """Law: each row takes as much more as more rows do, also beyond those measured there."""
+    near = {1: 0.1, 2: 0.1, 4: 0.1, 8: 0.1, 16: 0.15, 32: 0.15}  # the 16 were disturbed
+    far = {1: 0.2, 2: 0.22, 4: 0.24, 8: 0.28, 16: 0.3}
+    one = replace(measured([[]]), verify_seconds=near, far_verify_seconds=far, contexts=(100, 1100))
+    costs = one.costs(BeamShape(2, 3))
+    assert costs.growth[:3] == pytest.approx((0.001, 0.0012, 0.0013))
+    assert costs.growth[7:] == pytest.approx((0.0015,) * 25)
+
+
+@pytest.mark.parametrize(
+    ("far", "contexts"), [({}, (100, 2100)), ({1: 0.2}, (100, 2100)), ({1: 0.2, 2: 0.2}, (9, 9))]
+)
+def test_costs_stay_as_they_are_where_no_longer_context_was_measured(
+    far: dict[int, float], contexts: tuple[int, int]
+) -> None:
+    one = replace(measured([[]]), far_verify_seconds=far, contexts=contexts)
+    costs = one.costs(BeamShape(2, 3))
+    assert costs.at(5000) == costs
+
+
+def test_where_plain_decoding_is_best_a_draft_that_is_asked_for_still_costs_something() -> None:
+    costs = measured([[]]).costs(PLAIN_BEAM_SHAPE)
+    assert costs.draft_step == pytest.approx(0.02)
+    assert costs.of_round(1, PLAIN_BEAM_SHAPE.num_draft_steps) == pytest.approx(1.02)
 
 
 def test_a_longer_context_makes_rows_dearer_and_drafts_cheaper() -> None:
