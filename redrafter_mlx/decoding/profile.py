@@ -147,9 +147,27 @@ def _from_dict(values: dict[str, Any]) -> Profile:
 
 
 def _costs_from_dict(values: dict[str, Any]) -> RoundCosts:
-    verify, growth = (tuple(map(float, values[name])) for name in ("verify", "growth"))
-    draft_step, overhead = float(values["draft_step"]), float(values["overhead"])
-    is_finite = all(map(math.isfinite, (*verify, *growth, draft_step, overhead)))
-    if not is_finite or len(verify) < 2 or len(growth) not in (0, len(verify)):
+    costs = RoundCosts(
+        verify=tuple(map(float, values["verify"])),
+        draft_step=float(values["draft_step"]),
+        overhead=float(values["overhead"]),
+        context=int(values["context"]),
+        growth=tuple(map(float, values["growth"])),
+    )
+    if not _are_possible(costs):
         raise ValueError(f"costs are {values!r:.80}")
-    return RoundCosts(verify, draft_step, overhead, int(values["context"]), growth)
+    return costs
+
+
+def _are_possible(costs: RoundCosts) -> bool:
+    """Whether no cost is negative, infinite or no number, and more rows never cost less."""
+    verify, growth = costs.verify, costs.growth
+    parts = (*verify, *growth, costs.draft_step, costs.overhead, costs.context)
+    return (
+        all(map(math.isfinite, parts))
+        and min(parts) >= 0
+        and len(verify) >= 2
+        and verify[0] > 0
+        and len(growth) in (0, len(verify))
+        and all(list(rows) == sorted(rows) for rows in (verify, growth))
+    )

@@ -1,6 +1,7 @@
 """The choice of a shape: what is simulated from drafts, and what is done with the costs."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -10,6 +11,7 @@ import pytest
 from redrafter_mlx.config import PLAIN_BEAM_SHAPE, BeamShape, SamplingConfig
 from redrafter_mlx.decoding import measuring, samples, tuning
 from redrafter_mlx.decoding.measuring import Measurements, measure, shapes_to_try
+from redrafter_mlx.decoding.profile import find_profile, save_profile
 from redrafter_mlx.decoding.round import Engine
 from redrafter_mlx.decoding.samples import Sample
 from redrafter_mlx.decoding.time_limit import TimeLimit
@@ -245,7 +247,9 @@ def test_a_machine_that_turns_slow_ends_the_measurement_and_not_the_result(
     assert tuned.profile.shape == tuned.candidates[0].shape
 
 
-def test_tuning_ends_with_a_profile_for_the_best_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuning_ends_with_a_profile_for_the_best_shape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(samples, "NUM_PLAIN_STEPS", 24)
     monkeypatch.setattr(measuring, "FAR_CONTEXT", 64)
     monkeypatch.setattr(tuning, "chat_prompt", lambda model, text: [7, 3, len(text) % 40])
@@ -256,4 +260,6 @@ def test_tuning_ends_with_a_profile_for_the_best_shape(monkeypatch: pytest.Monke
     assert tuned.profile.shape == best.shape
     assert tuned.profile.key.model == target.fingerprint
     assert tuned.profile.costs.verify[0] == 1.0
+    save_profile(tuned.profile, tmp_path)
+    assert find_profile(tuned.profile.key, tmp_path) == tuned.profile
     assert {found.shape.num_draft_steps for found in tuned.candidates} == {0, 1, 2, 3, 4}
