@@ -54,7 +54,10 @@ class RoundCosts:
     growth: tuple[float, ...] = ()
 
     def at(self, context: int) -> RoundCosts:
-        """Return the costs after ``context`` tokens, in the plain steps that are taken there."""
+        """Return the costs after ``context`` tokens, in the plain steps that are taken there.
+
+        A shorter context than the measured one is taken to cost as much.
+        """
         longer = context - self.context
         if longer <= 0 or not self.growth:
             return self
@@ -63,7 +66,7 @@ class RoundCosts:
             (cost + longer * growth) / step
             for cost, growth in zip(self.verify, self.growth, strict=True)
         )
-        return RoundCosts(tuple(verify), self.draft_step / step, self.overhead / step)
+        return RoundCosts(tuple(verify), self.draft_step / step, self.overhead / step, context)
 
     def of_rows(self, rows: int) -> float:
         """Return the cost of a pass over ``rows`` rows."""
@@ -216,19 +219,22 @@ class Pace:
         return best_rows
 
     def _judge(self) -> None:
-        """Park where rounds do not pay; where only their times say so, time them again first.
+        """Park where rounds do not pay; where only times decide it, take them again first.
 
-        A machine that became slower since its steps were timed makes rounds look dear.
+        A machine that became slower since its steps were timed makes rounds look dear, and one
+        that became faster, or has a shorter text before it, makes them look cheap.
         """
-        if self.value >= _PARK_BELOW:
+        pays = self.value >= _PARK_BELOW
+        if pays == (self.value * self._stretch >= _PARK_BELOW):
             self._is_suspected = False
-        elif self._is_suspected or self.value * self._stretch < _PARK_BELOW:
-            self._park()
-        else:
+        elif not self._is_suspected:
             self._is_suspected = True
             self._judged_rounds = 0
             self._step_seconds.clear()
             self._unit_seconds.clear()
+            return
+        if not pays:
+            self._park()
 
     def _park(self) -> None:
         self.is_parked, self._is_suspected = True, False

@@ -30,6 +30,7 @@ def test_each_answer_begins_with_the_costs_at_its_own_length() -> None:
     pace.begin_answer(1100)
     assert pace.costs == costs.at(1100)
     assert pace.costs.verify == pytest.approx((1.0, (1.1 + 3.0) / 2.0))
+    assert pace.costs.context == 1100
     assert pace.fresh().costs == costs
     pace.begin_answer(50)
     assert pace.costs == costs
@@ -173,6 +174,28 @@ def test_probabilities_are_corrected_by_what_came_true() -> None:
     for _ in range(50):
         pace.record_round(num_tokens=2, cost=1.3, expected_tokens=2.0)
     assert pace.calibrated(0.4) == pytest.approx(0.4 * 1.1 / 2.1, rel=0.05)
+
+
+def test_a_machine_that_became_faster_is_measured_again_and_parks_what_does_not_pay() -> None:
+    """Law: steps that were timed in a slow moment make no useless draft look cheap for long."""
+    pace = Pace(COSTS)
+    for _ in range(3):
+        pace.record_step(0.2)
+    run_timed(pace, step=0.1, round_=0.13, count=30, num_tokens=1)
+    assert pace.is_parked
+
+
+def test_rounds_that_pay_by_their_times_alone_are_measured_again_once() -> None:
+    pace = Pace(COSTS)
+    num_steps = 0
+    for _ in range(100):
+        while not pace.knows_step:
+            pace.record_step(0.1)
+            num_steps += 1
+        pace.record_time(0.08, 1.3)
+        pace.record_round(num_tokens=1, cost=1.3, expected_tokens=1.0)
+    assert num_steps == 6
+    assert not pace.is_parked
 
 
 def test_a_machine_that_became_slower_is_measured_again_and_goes_on_drafting() -> None:
