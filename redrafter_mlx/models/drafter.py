@@ -105,8 +105,7 @@ class Drafter:
     def digest(self) -> str:
         """Hex digest of the configuration and of every vector among the weights."""
         found = hashlib.sha256(json.dumps(self.config.to_dict(), sort_keys=True).encode())
-        parameters: dict[str, mx.array] = dict(tree_flatten(self._network.parameters()))
-        for _, value in sorted(parameters.items()):
+        for _, value in sorted(self._parameters.items()):
             if value.ndim == 1:
                 found.update(np.array(value.astype(mx.float32)).tobytes())
         return found.hexdigest()
@@ -114,16 +113,14 @@ class Drafter:
     @property
     def dtype(self) -> mx.Dtype:
         """What its layers compute in."""
-        parameters: dict[str, mx.array] = dict(tree_flatten(self._network.parameters()))
-        kinds = (value.dtype for value in parameters.values())
+        kinds = (value.dtype for value in self._parameters.values())
         floating = (kind for kind in kinds if mx.issubdtype(kind, mx.floating))
         return next(floating, self._target.model.norm.weight.dtype)
 
     @property
     def bytes_read(self) -> int:
         """Bytes of the weights that a draft reads at each step, a tied head among them."""
-        parameters: dict[str, mx.array] = dict(tree_flatten(self._network.parameters()))
-        own = sum(value.nbytes for name, value in parameters.items() if name != "draft_vocab")
+        own = sum(value.nbytes for name, value in self._parameters.items() if name != "draft_vocab")
         is_tied = self.config.head == "tied"
         return own + (sum(part.nbytes for part in self._head.arrays) if is_tied else 0)
 
@@ -158,6 +155,12 @@ class Drafter:
         logits = self._head.apply(self._features(hidden, context, state))
         scale = self.config.head_scale
         return DraftStep(state, logits if scale == 1.0 else logits * scale)
+
+    @property
+    def _parameters(self) -> dict[str, mx.array]:
+        """Its own weights, by name."""
+        parameters: dict[str, mx.array] = dict(tree_flatten(self._network.parameters()))
+        return parameters
 
     def _bind_head(self) -> Matrix:
         if self.config.head == "own":
