@@ -132,14 +132,13 @@ def rank(measured: Measurements) -> list[Candidate]:
 
 def acceptance_by_depth(texts: Iterable[Sequence[Sample]]) -> tuple[float, ...]:
     """Return the share of drafts with a right node at depth 1, 2, ... if all above are right."""
-    reached = np.zeros(WIDEST.beam_length + 1)
+    reached = np.zeros(WIDEST.beam_length)
     for sample in _judged(texts):
         depth = max(
             d for d, right in zip(sample.tree.depths, sample.accepted, strict=True) if right
         )
         reached[: depth + 1] += 1
-    pairs = zip(reached[1:-1], reached[:-2], strict=True)
-    return tuple(float(here / above) if above else 0.0 for here, above in pairs)
+    return tuple(float(here / above) if above else 0.0 for above, here in pairwise(reached))
 
 
 def acceptance_by_log_prob(
@@ -251,7 +250,7 @@ def _tokens_per_round(
             num_rounds += visits[place]
             ends = reached - np.append(reached[1:], 0.0)
             visits[place + 1 : place + 1 + len(ends)] += visits[place] * ends
-    return num_tokens / max(num_rounds, 1.0)
+    return float(num_tokens / max(num_rounds, 1.0))
 
 
 def _chances_by_depth(sample: Sample, shape: BeamShape, calibration: float) -> Chances:

@@ -24,6 +24,6 @@ def test_it_is_the_gap_between_the_two_best_scores(sampling: SamplingConfig) -> 
     assert choice_margin(target, PREFIX, sampling) == pytest.approx(float(gap), abs=1e-5)
 
 
-def test_it_is_infinite_where_one_token_is_left() -> None:
+def test_there_is_none_where_the_filters_leave_one_token() -> None:
     sampling = SamplingConfig(temperature=1.0, top_k=1)
     assert choice_margin(toy_target(), PREFIX, sampling) is None
