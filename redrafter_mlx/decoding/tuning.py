@@ -105,11 +105,9 @@ def tune(model: LoadedModel, seconds: float, on_progress: Callable[[float], None
         limit.share(_MEASURE_SHARE),
         lambda done: on_progress(_MEASURE_SHARE * done),
     )
-    candidates = rank(measured)
-    for sweep in _sweeps(model, candidates, measured.openings, limit):
-        candidates = sweep
-    on_progress(1.0)
+    candidates = _checked(model, rank(measured), measured.openings, limit)
     candidates.sort(key=lambda found: -(found.measured_per_second or 0.0))
+    on_progress(1.0)
     return Tuned(tuple(candidates), _profile(model, measured, candidates[0]))
 
 
@@ -170,33 +168,33 @@ def _profile(model: LoadedModel, measured: Measurements, best: Candidate) -> Pro
     )
 
 
-def _sweeps(
+def _checked(
     model: LoadedModel,
     candidates: Sequence[Candidate],
     openings: Sequence[Opening],
     limit: TimeLimit,
-) -> Iterator[list[Candidate]]:
-    """Yield the candidates with ever more rounds of the best ones and of plain decoding.
+) -> list[Candidate]:
+    """Return the candidates with measured rounds of the best ones and of plain decoding.
 
     They take turns behind one prompt after the other, until a sweep would not end in time.
     """
     found = list(candidates)
-    checked = [
+    places = [
         place
         for place, candidate in enumerate(found)
         if place < _NUM_CHECKED or candidate.shape.num_draft_steps == 0
     ]
-    longest = sum((_NUM_ROUNDS + 2) * found[place].predicted_seconds for place in checked)
+    longest = sum((_NUM_ROUNDS + 2) * found[place].predicted_seconds for place in places)
     for opening in islice(cycle(openings), _MAX_SWEEPS):
         if not limit.allows(longest):
-            return
+            break
         started = time.perf_counter()
-        for place in checked:
+        for place in places:
             seconds = _round_seconds(model, found[place].shape, opening, limit)
             measured = (*found[place].measured_seconds, *seconds)
             found[place] = replace(found[place], measured_seconds=measured)
         longest = max(longest, time.perf_counter() - started)
-        yield list(found)
+    return found
 
 
 def _round_seconds(
