@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from redrafter_mlx.convert.tensor_job import SourceTensor
 from redrafter_mlx.errors import CheckpointError
 from redrafter_mlx.models.decoder import Decoder
-from redrafter_mlx.models.packing import quantization_of
+from redrafter_mlx.models.packing import quantize_as_stored
 from redrafter_mlx.models.stored_tensors import HEAD
 from redrafter_mlx.models.target_config import TargetConfig
 
@@ -55,18 +54,7 @@ def model_tensors(
         if hasattr(module, "to_quantized")
     ]
     plain: dict[str, mx.array] = dict(tree_flatten(decoder.parameters()))
-
-    def as_stored(path: str, module: nn.Module) -> bool | dict[str, Any]:
-        is_quantized = f"{path}.scales" in stored and hasattr(module, "to_quantized")
-        return quantization_of(path, quantization) if is_quantized else False
-
-    try:
-        nn.quantize(decoder, class_predicate=as_stored)
-    except ValueError as error:
-        raise CheckpointError(
-            f"The model cannot be quantised as config.json says ({' '.join(str(error).split())}); "
-            "get the model again."
-        ) from error
+    quantize_as_stored(decoder, stored, quantization)
     arrays: dict[str, mx.array] = dict(tree_flatten(decoder.parameters()))
     return ModelTensors(arrays, frozenset(matrices), sum(array.size for array in plain.values()))
 

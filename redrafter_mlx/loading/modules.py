@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import DTYPES
 from redrafter_mlx.errors import CheckpointError, ConfigError
-from redrafter_mlx.models.packing import quantization_of
+from redrafter_mlx.models.packing import quantization_of, quantize_as_stored
 
 Tensors = dict[str, mx.array]
 
@@ -69,15 +69,7 @@ def fill(module: nn.Module, tensors: Tensors, settings: Mapping[str, Any], what:
     Raises:
         CheckpointError: A tensor is missing, left over or of a wrong shape or dtype.
     """
-
-    def as_stored(path: str, part: nn.Module) -> bool | dict[str, Any]:
-        is_quantized = f"{path}.scales" in tensors and hasattr(part, "to_quantized")
-        return quantization_of(path, settings) if is_quantized else False
-
-    try:
-        nn.quantize(module, class_predicate=as_stored)
-    except ValueError as error:
-        raise CheckpointError(f"The {what} cannot be quantised as stored: {error}.") from error
+    quantize_as_stored(module, tensors, settings, what)
     _check_names(module, tensors, what)
     module.load_weights(list(tensors.items()))
     module.freeze()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from itertools import product
 from typing import Any
+
+import mlx.nn as nn
 
 from redrafter_mlx.errors import CheckpointError
 
@@ -39,3 +41,31 @@ def quantization_of(path: str, settings: Mapping[str, Any]) -> dict[str, Any]:
             f"{packing[1]!r:.40} by config.json, which MLX has no kernel for; get the model again."
         )
     return {"group_size": packing[0], "bits": packing[1], "mode": mode}
+
+
+def quantize_as_stored(
+    module: nn.Module, names: Container[str], settings: Mapping[str, Any], what: str = "model"
+) -> None:
+    """Quantise the layers whose scales are stored.
+
+    Args:
+        module: Gets quantised layers, of any values, in place of those.
+        names: Of the stored tensors.
+        settings: The ``quantization`` object of config.json.
+        what: "model" or "drafter", for messages.
+
+    Raises:
+        CheckpointError: MLX cannot quantise a layer so.
+    """
+
+    def as_stored(path: str, part: nn.Module) -> bool | dict[str, Any]:
+        is_quantized = f"{path}.scales" in names and hasattr(part, "to_quantized")
+        return quantization_of(path, settings) if is_quantized else False
+
+    try:
+        nn.quantize(module, class_predicate=as_stored)
+    except ValueError as error:
+        raise CheckpointError(
+            f"The {what} cannot be quantised as config.json says "
+            f"({' '.join(str(error).split())}); get the {what} again."
+        ) from error

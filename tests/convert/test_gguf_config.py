@@ -12,6 +12,7 @@ from redrafter_mlx.convert.gguf_config import generation_config, llama_config
 from redrafter_mlx.convert.gguf_tokenizer import write_tokenizer
 from redrafter_mlx.errors import CheckpointError
 from tests.convert.tiny_gguf import string, write_tiny
+from tests.noting import Noting
 
 # Each value type of a GGUF file and the bytes of a 7 in it; 8 is a string, 9 an array.
 SCALARS = {
@@ -134,26 +135,6 @@ def test_a_value_of_the_right_kind_never_ends_in_another_error(
                 describe(replace(tiny, metadata=tiny.metadata | {key: value}), tmp_path)
             except CheckpointError as error:
                 assert "\n" not in str(error), kind
-
-
-class Noting(dict[str, Any]):
-    """A dict that knows which of its keys it was asked for."""
-
-    def __init__(self, values: dict[str, Any]) -> None:
-        super().__init__(values)
-        self.asked: set[str] = set()
-
-    def get(self, key: str, default: Any = None) -> Any:
-        self.asked.add(key)
-        return super().get(key, default)
-
-    def __contains__(self, key: object) -> bool:
-        self.asked.add(str(key))
-        return super().__contains__(key)
-
-    def __getitem__(self, key: str) -> Any:
-        self.asked.add(key)
-        return super().__getitem__(key)
 
 
 def test_the_table_has_every_key_that_is_read(tiny: GgufFile, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import Quantization
 from redrafter_mlx.errors import CheckpointError, ConfigError
-from redrafter_mlx.folders import new_folder
 from redrafter_mlx.loading import hub
 from redrafter_mlx.loading.converted import (
     Origin,
@@ -189,15 +189,9 @@ def test_only_a_repository_has_revisions(ready_folder: Path, name: str) -> None:
 
 
 def test_an_interrupted_conversion_leaves_nothing(
-    torch_folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    torch_folder: Path, cache: Path, interrupt_conversion: Callable[[str | Path], None]
 ) -> None:
-    def interrupted(_: Path, out: Path, *__: object) -> None:
-        with new_folder(out):
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(hub, "convert_target", interrupted)
-        resolve_model(torch_folder)
+    interrupt_conversion(torch_folder)
     assert conversions(cache) == []
     assert is_conversion(resolve_model(torch_folder))
 

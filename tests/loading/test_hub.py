@@ -14,7 +14,6 @@ import pytest
 
 from redrafter_mlx.config import Quantization
 from redrafter_mlx.errors import CheckpointError, ConfigError
-from redrafter_mlx.folders import new_folder
 from redrafter_mlx.loading import converted, drafter_places, hub
 from redrafter_mlx.loading.hub import (
     KNOWN_NAMES,
@@ -92,15 +91,9 @@ def test_a_new_converter_takes_no_old_copy_of_a_gguf_file(
 
 
 def test_an_interrupted_conversion_is_done_again(
-    tiny_wheel: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_wheel: Path, cache: Path, interrupt_conversion: Callable[[str | Path], None]
 ) -> None:
-    def interrupted(_: Path, out: Path, *__: object) -> None:
-        with new_folder(out):
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(hub, "convert_target", interrupted)
-        resolve_model("smollm2-135m")
+    interrupt_conversion("smollm2-135m")
     assert list((cache / "models").iterdir()) == []
     assert read_json(resolve_model("smollm2-135m") / "config.json")["model_type"] == "llama"
 

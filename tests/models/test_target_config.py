@@ -9,6 +9,7 @@ from redrafter_mlx.errors import CheckpointError
 from redrafter_mlx.models import target_config
 from redrafter_mlx.models.decoder import Decoder
 from redrafter_mlx.models.target_config import TargetConfig
+from tests.noting import Noting
 
 LLAMA = {
     "model_type": "llama",
@@ -153,18 +154,6 @@ MALFORMED_ROPE: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": NO_NUMBER[1:],
     "original_max_position_embeddings": NO_SIZE,
 }
-
-
-class Noting(dict[str, Any]):
-    """A dict that knows which of its keys it was asked for."""
-
-    def __init__(self, values: dict[str, Any]) -> None:
-        super().__init__(values)
-        self.asked: set[str] = set()
-
-    def get(self, key: str, default: Any = None) -> Any:
-        self.asked.add(key)
-        return super().get(key, default)
 
 
 def shown(value: object) -> str:
