@@ -58,10 +58,20 @@ class Context:
         return prompt
 
 
-def check_room(model: LoadedModel, num_tokens: int, num_beyond: int) -> None:
+def check_room(num_tokens: int, num_beyond: int, max_positions: int) -> None:
     """Raise ConfigError unless a context has room for a question, and the model for both."""
-    most = model.target.config.max_positions - num_beyond
-    check_range("context", num_tokens, MAX_QUESTION + 1, most)
+    check_range("context", num_tokens, MAX_QUESTION + 1, max_positions - num_beyond)
+
+
+def require_drafter(model: LoadedModel) -> Drafter:
+    """Return the model's drafter.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    if model.drafter is None:
+        raise ConfigError(f"{model.name} has no drafter; name its folder by --drafter.")
+    return model.drafter
 
 
 def real_context(model: LoadedModel, num_tokens: int, num_prompts: int) -> Context:
@@ -106,12 +116,11 @@ def random_twin(model: LoadedModel) -> LoadedModel:
     Raises:
         ConfigError: The model has no drafter.
     """
-    if model.drafter is None:
-        raise ConfigError(f"{model.name} has no drafter; name its folder by --drafter.")
+    size = require_drafter(model).config
     config = replace(model.target.config, max_positions=RANDOM_POSITIONS)
     target = Decoder(config, is_tied=model.target.is_tied)
     mx.eval(target.parameters())
-    network = RecurrentDrafter(replace(model.drafter.config, quantization=None, target=None))
+    network = RecurrentDrafter(replace(size, quantization=None, target=None))
     if network.config.draft_vocab_size is not None:
         network.draft_vocab = mx.arange(network.config.draft_vocab_size)
     drafter = Drafter(network, target)

@@ -16,23 +16,31 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from redrafter_mlx.bench.context_prompts import (
+    RANDOM_POSITIONS,
     Context,
     check_room,
     random_context,
     random_twin,
     real_context,
+    require_drafter,
 )
 from redrafter_mlx.bench.context_times import SHAPES, SPARE_TOKENS, ShapeTimes, measure
 from redrafter_mlx.bench.report import markdown_table
-from redrafter_mlx.config import DEFAULT_MODEL, BeamShape
+from redrafter_mlx.config import DEFAULT_MODEL, BeamShape, check_range
 from redrafter_mlx.errors import ReDrafterError
 from redrafter_mlx.loading.model import LoadedModel, load
 
 CONTEXTS, RANDOM_CONTEXTS = (200, 2_000, 7_500), (16_000,)
+MAX_COUNT = 10_000
+INTERRUPTED = 130
+
+# By context, the times of each prompt.
+Found = Mapping[str, Sequence[Mapping[BeamShape, ShapeTimes]]]
+Tell = Callable[[Sequence[float]], str]
 
 
 def _median(values: Sequence[float]) -> str:
@@ -44,72 +52,102 @@ def _spread(values: Sequence[float]) -> str:
 
 
 # What each column shows, and how its values over the prompts are told.
-COLUMNS = {
-    "plain tokens/s": ("plain_speed", _spread),
-    "speculative tokens/s": ("speed", _spread),
-    "speedup": ("speedup", _spread),
-    "tokens/round": ("tokens_per_round", _spread),
-    "round": ("round_steps", _spread),
-    "draft": ("draft_steps", _median),
-    "verify": ("verify_steps", _median),
-    "rest": ("rest_steps", _median),
-    "speedup by verify alone": ("verify_speedup", _median),
-    "attention in a step": ("plain_attention_steps", _median),
-    "attention in a round": ("attention_steps", _median),
-    "ms a step without attention": ("plain_milliseconds_left", _spread),
-    "ms a round without attention": ("milliseconds_left", _spread),
+TABLES: dict[str, dict[str, tuple[str, Tell]]] = {
+    "Speed": {
+        "plain tokens/s": ("plain_speed", _spread),
+        "speculative tokens/s": ("speed", _spread),
+        "speedup": ("speedup", _spread),
+        "tokens/round": ("tokens_per_round", _spread),
+    },
+    "A round, in plain steps of the same context": {
+        "round": ("round_steps", _spread),
+        "draft": ("draft_steps", _median),
+        "verify": ("verify_steps", _median),
+        "rest": ("rest_steps", _median),
+        "speedup by verify alone": ("verify_speedup", _median),
+    },
+    "Attention, in plain steps, and the milliseconds that it leaves": {
+        "in a step": ("plain_attention_steps", _median),
+        "in a round": ("attention_steps", _median),
+        "ms left of a step": ("plain_milliseconds_left", _spread),
+        "ms left of a round": ("milliseconds_left", _spread),
+    },
 }
-HEAD = ("context", "shape", *COLUMNS)
-NOTES = """
-Medians over the prompts, some with the least and the most. From "round" to "rest" (accept, host,
-commit) all is in plain steps of the same context, and so is attention; the parts are of rounds
-that are evaluated between them, which takes a little longer. "Speedup by verify alone" is tokens
-a round over verify. "Attention" is scaled_dot_product_attention alone, in all layers on the same
-cache; where nothing else takes the speedup, what it leaves of a step and of a round, in
-milliseconds, stays as it is from context to context.
+NOTES = """\
+Medians over the prompts, some with the least and the most. Of a random context only the times say
+something: no draft is right there, so no round repays its cost.
+
+The rest is accept, host and commit; the parts are of rounds that are evaluated between them, which
+takes a little longer. "Speedup by verify alone" is tokens a round over verify. Attention is
+scaled_dot_product_attention alone, in all layers on the same cache; where nothing else takes the
+speedup, what it leaves of a step and of a round stays as it is from context to context.
 """
 
 
-def rows_of(name: str, found: Sequence[dict[BeamShape, ShapeTimes]]) -> Iterator[list[str]]:
-    """Yield a row of the table a shape: medians over the prompts, the least and the most."""
-    for shape in SHAPES:
-        cells = (
-            tell([getattr(times[shape], attribute) for times in found])
-            for attribute, tell in COLUMNS.values()
-        )
-        yield [name, f"({shape.beam_width}, {shape.beam_length})", *cells]
+def report(found: Found) -> str:
+    """Return the tables, a row a context and shape, and what is to be known of them."""
+    parts = [f"## {title}\n\n{_table(found, columns)}" for title, columns in TABLES.items()]
+    is_equal = [
+        times.is_text_equal
+        for prompts in found.values()
+        for prompt in prompts
+        for times in prompt.values()
+    ]
+    equal = f"The texts of all sides were equal in {sum(is_equal)} of {len(is_equal)} cases.\n"
+    return "\n".join([*parts, NOTES, equal])
+
+
+def _table(found: Found, columns: Mapping[str, tuple[str, Tell]]) -> str:
+    rows = [
+        [
+            name,
+            f"({shape.beam_width}, {shape.beam_length})",
+            *(
+                tell([getattr(prompt[shape], attribute) for prompt in prompts])
+                for attribute, tell in columns.values()
+            ),
+        ]
+        for name, prompts in found.items()
+        for shape in SHAPES
+    ]
+    return markdown_table(("context", "shape", *columns), rows)
 
 
 def contexts(model: LoadedModel, options: argparse.Namespace) -> Iterator[Context]:
     """Yield what is measured, one at a time: each holds its keys and values.
 
     Raises:
-        ConfigError: There are fewer prompts, or a context is too short or too long.
+        ConfigError: There is no drafter, there are fewer prompts, or a context is too short or
+            too long.
     """
-    num_beyond = options.tokens + SPARE_TOKENS
-    twin = random_twin(model)
-    for found, sizes in ((model, options.contexts), (twin, options.random_contexts)):
+    require_drafter(model)
+    for name in ("prompts", "tokens"):
+        check_range(name, getattr(options, name), 1, MAX_COUNT)
+    for max_positions, sizes in (
+        (model.target.config.max_positions, options.contexts),
+        (RANDOM_POSITIONS, options.random_contexts),
+    ):
         for num_tokens in sizes:
-            check_room(found, num_tokens, num_beyond)
+            check_room(num_tokens, options.tokens + SPARE_TOKENS, max_positions)
     for num_tokens in options.contexts:
         yield real_context(model, num_tokens, options.prompts)
-    for num_tokens in options.random_contexts:
-        yield random_context(twin, num_tokens, options.prompts)
+    if options.random_contexts:
+        twin = random_twin(model)
+        for num_tokens in options.random_contexts:
+            yield random_context(twin, num_tokens, options.prompts)
 
 
-def report(model: LoadedModel, options: argparse.Namespace) -> Iterator[str]:
-    """Yield the table, as it comes, and what is to be known of it."""
-    is_equal: list[bool] = []
-    for number, context in enumerate(contexts(model, options)):
+def measure_all(
+    model: LoadedModel,
+    options: argparse.Namespace,
+    found: dict[str, list[dict[BeamShape, ShapeTimes]]],
+) -> None:
+    """Measure each context; what is done is in ``found`` even where it is broken off."""
+    for context in contexts(model, options):
         started = time.perf_counter()
         # Its rounds bring one token each, real ones about two.
         num_tokens = max(options.tokens // 2, 1) if context.is_random else options.tokens
-        found = measure(context, num_tokens, partial(_tell, context, started))
-        is_equal += [times.is_text_equal for prompt in found for times in prompt.values()]
-        table = markdown_table(HEAD, rows_of(context.name, found)).splitlines(keepends=True)
-        yield "".join(table[2:] if number else table)
-    yield NOTES
-    yield f"The texts of all sides were equal in {sum(is_equal)} of {len(is_equal)} cases.\n"
+        found[context.name] = measure(context, num_tokens, partial(_tell, context, started))
 
 
 def _tell(context: Context, started: float, what: str) -> None:
@@ -118,7 +156,7 @@ def _tell(context: Context, started: float, what: str) -> None:
 
 
 def main() -> int:
-    """Measure from the command line."""
+    """Measure from the command line; Ctrl-C leaves the contexts that are done."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--drafter", default="auto")
@@ -127,14 +165,18 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=10)
     parser.add_argument("--tokens", type=int, default=16, help="at least so many a side")
     options = parser.parse_args()
+    found: dict[str, list[dict[BeamShape, ShapeTimes]]] = {}
+    status = 0
     try:
-        for part in report(load(options.model, drafter=options.drafter), options):
-            sys.stdout.write(part)
-            sys.stdout.flush()
+        measure_all(load(options.model, drafter=options.drafter), options, found)
     except ReDrafterError as error:
         sys.stderr.write(f"{error}\n")
-        return 1
-    return 0
+        status = 1
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    if found:
+        sys.stdout.write(report(found))
+    return status
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from redrafter_mlx.bench.context_times import (
     measure,
     time_rounds,
 )
-from redrafter_mlx.bench.contexts import HEAD, rows_of
+from redrafter_mlx.bench.contexts import report
 from redrafter_mlx.config import PLAIN_BEAM_SHAPE, GenerationConfig
 from redrafter_mlx.decoding.decode import decode
 from redrafter_mlx.decoding.stats import DecodeStats
@@ -160,7 +160,7 @@ def test_more_prompts_than_short_questions_are_refused(asked: LoadedModel) -> No
 @pytest.mark.parametrize("num_tokens", [MAX_QUESTION, 500])
 def test_a_context_without_room_is_refused(num_tokens: int) -> None:
     with pytest.raises(ConfigError, match=f"context is {num_tokens}; choose a value from 101 to 4"):
-        check_room(toy_model(toy_target()), num_tokens, 20)
+        check_room(num_tokens, 20, max_positions=512)
 
 
 @pytest.mark.parametrize(
@@ -193,54 +193,109 @@ def test_a_row_is_in_plain_steps_of_its_context() -> None:
     timed = replace(rounds, tokens=[1, 2, 3, 5], seconds=0.33, part_seconds=parts)
     times = ShapeTimes(plain, rounds, timed, plain_attention=0.02, attention=0.05)
     slow = replace(times, plain=replace(plain, seconds=0.8))
-    row, _ = rows_of("40", [dict.fromkeys(SHAPES, found) for found in (times, times, slow)])
-    assert dict(zip(HEAD, row, strict=True)) == {
-        "context": "40",
-        "shape": "(1, 4)",
+    text = report({"40": [dict.fromkeys(SHAPES, one) for one in (times, times, slow)]})
+    cells: dict[str, str] = {}
+    for table in text.split("## ")[1:]:
+        head, _, row, other = (line.split(" | ") for line in table.splitlines()[2:6])
+        assert row[:2] == ["| 40", "(1, 4)"]
+        assert other[1:] == ["(2, 4)", *row[2:]]
+        cells |= dict(zip(head[2:], row[2:], strict=True))
+    assert cells == {
         "plain tokens/s": "10.00 (5.00 to 10.00)",
         "speculative tokens/s": "13.33 (13.33 to 13.33)",
         "speedup": "1.33 (1.33 to 2.67)",
-        "tokens/round": "2.00 (2.00 to 2.00)",
+        "tokens/round |": "2.00 (2.00 to 2.00) |",
         "round": "1.50 (0.75 to 1.50)",
         "draft": "0.200",
         "verify": "1.250",
         "rest": "0.200",
-        "speedup by verify alone": "1.600",
-        "attention in a step": "0.200",
-        "attention in a round": "0.500",
-        "ms a step without attention": "80.00 (80.00 to 180.00)",
-        "ms a round without attention": "100.00 (100.00 to 100.00)",
+        "speedup by verify alone |": "1.600 |",
+        "in a step": "0.200",
+        "in a round": "0.500",
+        "ms left of a step": "80.00 (80.00 to 180.00)",
+        "ms left of a round |": "100.00 (100.00 to 100.00) |",
     }
+    assert text.endswith("equal in 0 of 6 cases.\n")
     assert not times.is_text_equal
     assert replace(times, timed=rounds).is_text_equal
 
 
-def test_the_table_has_a_row_a_shape_at_each_context(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = toy_target()
-    model = toy_model(target, toy_drafter(target))
+def run(monkeypatch: pytest.MonkeyPatch, model: LoadedModel, *options: str) -> int:
     monkeypatch.setattr(contexts, "load", lambda name, drafter: model)
-    options = ["--contexts", "--random-contexts", "101", "120", "--prompts", "1", "--tokens", "3"]
     monkeypatch.setattr(sys, "argv", ["contexts", *options])
-    assert contexts.main() == 0
+    return contexts.main()
+
+
+@pytest.fixture
+def drafting() -> LoadedModel:
+    target = toy_target()
+    return toy_model(target, toy_drafter(target))
+
+
+RANDOM = ("--contexts", "--random-contexts")
+FEW = ("--prompts", "1", "--tokens", "3")
+
+
+def test_the_tables_have_a_row_a_shape_at_each_context(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], drafting: LoadedModel
+) -> None:
+    assert run(monkeypatch, drafting, *RANDOM, "101", "120", *FEW) == 0
     lines = capsys.readouterr().out.splitlines()
     names = [line.split(" | ")[:2] for line in lines if line.startswith("| 1")]
-    assert names == [
+    assert names == 3 * [
         [f"| {length}, random", shape] for length in (101, 120) for shape in ("(1, 4)", "(2, 4)")
     ]
     assert lines[-1] == "The texts of all sides were equal in 4 of 4 cases."
 
 
-def test_a_context_out_of_range_is_told_before_anything_is_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_is_done_is_shown_where_it_is_broken_off(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], drafting: LoadedModel
 ) -> None:
-    target = toy_target()
-    model = toy_model(target, toy_drafter(target))
-    monkeypatch.setattr(contexts, "load", lambda name, drafter: model)
-    options = ["--contexts", "--random-contexts", "120", "99999"]
-    monkeypatch.setattr(sys, "argv", ["contexts", *options])
-    assert contexts.main() == 1
+    def broken_off(context: Context, *rest: Any) -> Any:
+        if context.num_tokens == 120:
+            raise KeyboardInterrupt
+        return measure(context, *rest)
+
+    monkeypatch.setattr(contexts, "measure", broken_off)
+    assert run(monkeypatch, drafting, *RANDOM, "101", "120", *FEW) == 130
+    told = capsys.readouterr().out
+    assert "| 101, random | (2, 4) |" in told
+    assert "| 120" not in told
+
+
+def test_no_twin_is_made_where_none_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, asked: LoadedModel, drafting: LoadedModel
+) -> None:
+    """It takes as much memory as the model in float32."""
+    monkeypatch.delattr(contexts, "random_twin")
+    options = ("--contexts", "101", "--random-contexts", *FEW)
+    assert run(monkeypatch, drafting, *options) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((*RANDOM, "120", "99999"), "context is 99999; choose a value from 101 to 32736."),
+        ((*RANDOM, "120", "--tokens", "0"), "tokens is 0; choose a value from 1 to 10000."),
+        ((*RANDOM, "120", "--prompts", "0"), "prompts is 0; choose a value from 1 to 10000."),
+    ],
+)
+def test_what_is_out_of_range_is_told_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    drafting: LoadedModel,
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    assert run(monkeypatch, drafting, *options) == 1
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err.startswith("context is 99999; choose a value from 101 to 32736.")
+    assert told.err == f"{message}\n"
+
+
+def test_a_model_without_a_drafter_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: LoadedModel
+) -> None:
+    """Its rounds would be plain steps by another name."""
+    assert run(monkeypatch, asked, "--contexts", "101", "--random-contexts", *FEW) == 1
+    assert capsys.readouterr().err == "toy has no drafter; name its folder by --drafter.\n"
