@@ -22,10 +22,9 @@ from redrafter_mlx.bench.results import MLX_LM, PLAIN, BenchResults, Configurati
 from redrafter_mlx.bench.summary import Summary, summarize
 from redrafter_mlx.errors import ConfigError
 
-APPLES_SUITE = "paper"
+APPLES_SUITE, APPLES_TOKENS = "paper", 200
 GREEDY = "greedy"
 HALF_PRECISIONS = ("float16", "bfloat16")
-_SWAPPING_MODEL = "vicuna-33b"
 
 # What published figures go by: a baseline's name, or a shape; nobody published the rest.
 Key = str | tuple[int, int] | None
@@ -88,7 +87,7 @@ def beside_notes(results: BenchResults) -> tuple[str, ...]:
         notes.append(
             f"Paper: {PAPER_SOURCE}; float16, greedy, the same prompt, its first round not counted."
         )
-    if found and _model(results) == _SWAPPING_MODEL:
+    if found and _is_swapping(results):
         notes.append("The paper supposes that this model swapped memory there.")
     if any(one.apple and one.name in _cold_names(results) for one in found):
         notes.append("Apple's width 1, length 2 was the first to run, and cold.")
@@ -96,6 +95,11 @@ def beside_notes(results: BenchResults) -> tuple[str, ...]:
     if found and unlike:
         notes.append(f"Not alike, here: {'; '.join(unlike)}.")
     return tuple(notes)
+
+
+def _is_swapping(results: BenchResults) -> bool:
+    chip, model = _chip(results), _model(results)
+    return chip is not None and any(one.is_swapping for one in paper_table_2(chip.name, model))
 
 
 def _cold_names(results: BenchResults) -> set[str]:
@@ -174,6 +178,9 @@ def _unlike(results: BenchResults) -> list[str]:
     found = []
     if results.suite != APPLES_SUITE:
         found.append(f"suite {results.suite} (Apple's is --suite {APPLES_SUITE})")
+    max_tokens = max(one.max_tokens for one in results.configurations)
+    if max_tokens != APPLES_TOKENS:
+        found.append(f"answers of up to {max_tokens} tokens (Apple's have {APPLES_TOKENS})")
     if target.bits is not None:
         found.append(f"a target in {target.bits} bits")
     if target.dtype not in HALF_PRECISIONS:

@@ -123,14 +123,20 @@ def test_a_sampled_bench_stands_beside_apples_sampling():
 def test_the_notes_say_what_is_not_alike():
     results = of(synthetic_results(), bits=4)
     (unlike,) = (note for note in beside_notes(results) if note.startswith("Not alike"))
-    for what in ("suite mt-bench (Apple's is --suite paper)", "a target in 4 bits", "lookup"):
+    for what in (
+        "suite mt-bench (Apple's is --suite paper)",
+        "answers of up to 21 tokens (Apple's have 200)",
+        "a target in 4 bits",
+        "lookup",
+    ):
         assert what in unlike
     alike = replace(
         synthetic_results(),
         suite="paper",
         drafter=replace(results.drafter, bits=None),
         configurations=tuple(
-            replace(one, uses_lookup=False, is_adaptive=False) for one in results.configurations
+            replace(one, uses_lookup=False, is_adaptive=False, max_tokens=200)
+            for one in results.configurations
         ),
     )
     assert not any(note.startswith("Not alike") for note in beside_notes(alike))
