@@ -67,4 +67,5 @@ def _turns(values: Mapping[str, Any]) -> tuple[str, ...]:
     turns = (turns,) if isinstance(turns, str) else tuple(turns)
     if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise ValueError("no text")
+    "".join(turns).encode()  # refuses half a surrogate pair, which no tokenizer takes
     return turns

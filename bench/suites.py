@@ -84,9 +84,12 @@ def find_suite(name: str, questions: Path | None = None) -> Suite:
     if name == MT_BENCH:
         path = questions or fetch_dataset_file(MT_BENCH_REPOSITORY, MT_BENCH_FILE)
         return Suite(MT_BENCH, tuple(read_questions(path)), max_tokens=128, num_trials=1)
-    if not Path(name).is_file():
+    file = Path(name)
+    if not file.is_file():
         raise PromptError(f"There is no suite or file {name!r}; choose {', '.join(SUITES)}.")
-    return Suite(Path(name).name, tuple(read_questions(Path(name))), max_tokens=128, num_trials=1)
+    # A file called as a suite is would be taken for that suite.
+    label = name if file.name in SUITES else file.name
+    return Suite(label, tuple(read_questions(file)), max_tokens=128, num_trials=1)
 
 
 def _quick_questions() -> tuple[Question, ...]:

@@ -85,6 +85,7 @@ def test_a_text_keeps_its_line_separators_and_a_file_may_have_a_byte_order_mark(
         ([{"turns": []}], "Line 1 of .* is no question"),
         ([LINES[0], {"turns": [""]}], "Line 2 of .* is no question"),
         ([{"turns": [1]}], "Line 1 of"),
+        ([{"turns": ["\ud800"]}], "Line 1 of"),
         ([["Hi"]], "Line 1 of"),
         ([{"text": "Hi"}], "Line 1 of"),
         ([{"question_id": "x", "turns": ["Hi"]}], "Line 1 of"),
@@ -97,6 +98,12 @@ def test_a_file_without_questions_is_refused(tmp_path, lines, message):
     with pytest.raises(PromptError, match=message) as error:
         find_suite(str(write_lines(tmp_path / "bad.jsonl", *lines)))
     assert "\n" not in str(error.value)
+
+
+def test_a_file_called_as_a_suite_is_not_taken_for_it(tmp_path):
+    path = write_lines(tmp_path / "paper", *LINES)
+    assert find_suite(str(path)).name == str(path)
+    assert find_suite("paper").name == "paper"
 
 
 def test_an_unknown_suite_is_refused():
