@@ -66,8 +66,7 @@ def _draw_speedup(axes: Axes, results: BenchResults, summaries: tuple[Summary, .
     lines: dict[str, list[tuple[int, float]]] = {}
     for one in results.configurations:
         if one.name in found and one.beam_length is not None and not one.is_adaptive:
-            label = f"width {one.beam_width}" + (" with lookup" if one.uses_lookup else "")
-            lines.setdefault(label, []).append((one.beam_length, found[one.name]))
+            lines.setdefault(_line_name(one), []).append((one.beam_length, found[one.name]))
     if not lines:
         return False
     for label, points in sorted(lines.items()):
@@ -82,6 +81,13 @@ def _draw_speedup(axes: Axes, results: BenchResults, summaries: tuple[Summary, .
     axes.set_title(_title(results, "speedup"))
     axes.figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS)
     return True
+
+
+def _line_name(one: Configuration) -> str:
+    """Return what a line's points have in common: the width, and the rows if they are fewer."""
+    width, length, max_rows = one.beam_width or 1, one.beam_length or 1, one.max_rows or 1
+    is_cut = max_rows < 1 + width * (length - 1)
+    return f"width {width}" + (f", {max_rows} rows" if is_cut else "")
 
 
 def _draw_tokens_per_second(

@@ -9,7 +9,7 @@ import pytest
 
 from redrafter_mlx.bench import plots
 from redrafter_mlx.bench.plots import MISSING, draw_plots
-from tests.bench.synthetic_results import DRAFTED, synthetic_results
+from tests.bench.synthetic_results import DRAFTED, LONGER, synthetic_results
 
 ALL = {
     "speedup.png",
@@ -60,6 +60,26 @@ def test_a_plot_shows_the_figures(matplotlib):
     assert plots._draw_tokens_per_second(axes, results, once)
     assert axes.get_xlabel() == "tokens/s: one pass, so without a spread"
     assert not axes.collections  # no bar of an error
+
+
+def test_a_shape_with_fewer_rows_has_a_line_of_its_own(matplotlib):
+    """Else two speeds would stand at one length of one line."""
+    results = synthetic_results()
+    cut = replace(LONGER, name="(3,5) 6 rows fixed", max_rows=6)
+    trials = [
+        replace(one, configuration=cut.name)
+        for one in results.trials
+        if one.configuration == LONGER.name
+    ]
+    both = replace(
+        results,
+        configurations=(*results.configurations, cut),
+        trials=(*results.trials, *trials),
+    )
+    _, axes = plots._figure()
+    assert plots._draw_speedup(axes, both, plots.summarize(both))
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
+    assert len(lines["width 3"]) == len(lines["width 3, 6 rows"]) == 1
 
 
 def test_what_has_no_figures_is_not_drawn(tmp_path, matplotlib):
