@@ -34,11 +34,6 @@ class Chip:
     bandwidth_gb_per_second: float
     fp16_tflops: float
 
-    @property
-    def bandwidth_bytes_per_second(self) -> float:
-        """Memory bandwidth in bytes a second."""
-        return self.bandwidth_gb_per_second * 1e9
-
 
 CHIPS = (
     Chip("M1", 13, "g", 8, 68.25, 2.6),

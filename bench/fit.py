@@ -159,28 +159,23 @@ def leave_step_out(chip: Chip) -> tuple[CellError, ...]:
 
 
 @cache
-def constants_for(chip: Chip, plain_milliseconds: float | None = None) -> ChipConstants:
+def constants_for(chip: Chip) -> ChipConstants:
     """Return the constants of any chip, with their error.
 
-    Args:
-        chip: A chip that Apple measured has constants of its own; any other has the means of
-            those that Apple measured.
-        plain_milliseconds: A token of plain decoding of Vicuna 7B in float16 on this chip, if
-            known; else its bandwidth is taken to be used as well as theirs, at the mean.
+    A chip that Apple measured has constants of its own. Any other has the means of those that
+    Apple measured, and its bandwidth is taken to be used as well as theirs, at the mean.
     """
-    if chip.name in published_chips():
+    names = published_chips()
+    if chip.name in names:
         error = error_spread(leave_one_out(chip)).largest
         return replace(_fitted(chip), error_fraction=error)
-    names = published_chips()
     target = find_target(PUBLISHED_MODEL)
+    shares = [_bandwidth_share(_fitted(find_chip(name))) for name in names]
+    used = chip.bandwidth_gb_per_second * fmean(shares)
+    plain_milliseconds = pass_milliseconds(target) + plain_bytes(target) / (used * 1e6)
     error = max(error_spread(leave_chip_out(find_chip(name))).largest for name in names)
-    if plain_milliseconds is None:
-        shares = [_bandwidth_share(_fitted(find_chip(name))) for name in names]
-        used = chip.bandwidth_gb_per_second * fmean(shares)
-        plain_milliseconds = pass_milliseconds(target) + plain_bytes(target) / (used * 1e6)
-        error += max(shares) / min(shares) - 1.0
-    constants = _transferred(chip, plain_milliseconds, names)
-    return replace(constants, error_fraction=error, is_measured=False)
+    error += max(shares) / min(shares) - 1.0
+    return replace(_transferred(chip, plain_milliseconds, names), error_fraction=error)
 
 
 def _bare(chip: Chip, plain_milliseconds: float) -> ChipConstants:

@@ -1,4 +1,4 @@
-"""A prediction as tables and as Markdown, called one wherever it stands."""
+"""A prediction as tables and lines, called one wherever it stands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from redrafter_mlx.bench.predict import (
     predict_shapes,
 )
 from redrafter_mlx.bench.published import MEASUREMENTS_SOURCE, published_chips
-from redrafter_mlx.bench.report import markdown_table
 from redrafter_mlx.bench.round_cost import APPLE_ROUND, RoundParts, RoundShape
 
 SHAPE_HEAD = (
@@ -139,23 +138,6 @@ def error_line(chip: Chip) -> str:
         f"Predicted from the other chips and its own plain step alone, {missed}; here the plain "
         "step is predicted, too."
     )
-
-
-def prediction_report(
-    target: TargetSize, drafter: DrafterSize, chip: Chip, shape: RoundShape | None = None
-) -> str:
-    """Return as Markdown what a target should do on a chip.
-
-    Args:
-        target: The target.
-        drafter: The drafter that the shapes are predicted with.
-        chip: The chip.
-        shape: The shape whose changes are told one by one; by default the fastest.
-    """
-    parts = [f"# Predicted, not measured: {target.name} on {chip.name}\n"]
-    for table in predicted_tables(target, drafter, chip, shape):
-        parts += [f"## {table.title}\n", markdown_table(table.head, table.rows)]
-    return "\n".join([*parts, "## Error and assumptions\n", *notes(chip)]) + "\n"
 
 
 def notes(chip: Chip) -> tuple[str, ...]:

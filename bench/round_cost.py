@@ -95,7 +95,6 @@ class ChipConstants:
         tile_step_microseconds: A step of the plain matrix kernel beside the bytes it reads.
         error_fraction: Largest relative error seen for this chip with the cell in question
             left out of the fit, or the whole chip where it was not measured.
-        is_measured: Apple measured this chip; else the constants are other chips' means.
     """
 
     chip: Chip
@@ -105,7 +104,6 @@ class ChipConstants:
     partial_share: float
     tile_step_microseconds: float
     error_fraction: float = 0.0
-    is_measured: bool = True
 
 
 @dataclass(frozen=True, slots=True)

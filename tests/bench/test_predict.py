@@ -258,15 +258,20 @@ def test_a_prediction_covers_its_assumptions():
 
 def test_a_chip_that_was_not_measured_has_the_others_means_and_a_larger_error():
     guessed = constants_for(find_chip("M4 Pro"))
-    assert not guessed.is_measured
     fixed = [constants_for(chip).fixed_milliseconds for chip in MEASURED]
     assert guessed.fixed_milliseconds == pytest.approx(sum(fixed) / 3)
     assert guessed.error_fraction > max(constants_for(chip).error_fraction for chip in MEASURED)
-    known = constants_for(find_chip("M4 Pro"), plain_milliseconds=60.0)
-    assert known.error_fraction < guessed.error_fraction
-    assert predict_plain_milliseconds(VICUNA, DRAFTER, known) == pytest.approx(60.0)
+    shares = [
+        constants_for(chip).bandwidth_gb_per_second / chip.bandwidth_gb_per_second
+        for chip in MEASURED
+    ]
+    assert guessed.bandwidth_gb_per_second == pytest.approx(273.0 * sum(shares) / 3)
+
+
+def test_a_plain_step_shorter_than_its_layers_is_refused():
+    chip = find_chip("M2 Ultra")
     with pytest.raises(ConfigError, match=r"plain_milliseconds is 1\.0; give the time of a token"):
-        constants_for(find_chip("M4 Pro"), plain_milliseconds=1.0)
+        fit(published_cells(chip.name), chip, 1.0)
 
 
 @pytest.mark.parametrize("chip", CHIPS, ids=str)

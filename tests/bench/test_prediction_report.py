@@ -11,8 +11,8 @@ from redrafter_mlx.bench.predict import ASSUMPTIONS, predict_shapes
 from redrafter_mlx.bench.prediction_report import (
     error_line,
     fastest_line,
+    notes,
     predicted_tables,
-    prediction_report,
 )
 from redrafter_mlx.bench.round_cost import APPLE_ROUND, RoundShape
 
@@ -21,14 +21,11 @@ DRAFTER = apple_drafter(VICUNA)
 M2_ULTRA = find_chip("M2 Ultra")
 
 
-def test_every_title_says_predicted():
-    text = prediction_report(VICUNA, DRAFTER, M2_ULTRA)
-    titles = [line for line in text.splitlines() if line.startswith("#")]
-    assert len(titles) == 4
-    assert all("Predicted" in title for title in titles[:3])
-    assert titles[0] == "# Predicted, not measured: vicuna-7b on M2 Ultra"
-    assert titles[3] == "## Error and assumptions"
-    assert all(f"- {line}" in text for line in ASSUMPTIONS)
+def test_every_title_says_predicted_and_the_notes_have_the_assumptions():
+    tables = predicted_tables(VICUNA, DRAFTER, M2_ULTRA)
+    assert all(table.title.startswith("Predicted") for table in tables)
+    assert fastest_line(VICUNA, DRAFTER, M2_ULTRA).startswith("Predicted")
+    assert {f"- {line}" for line in ASSUMPTIONS} <= set(notes(M2_ULTRA))
 
 
 def test_a_shapes_row_has_both_rounds():
