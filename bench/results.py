@@ -163,7 +163,7 @@ class PhaseTimes:
 
     Attributes:
         configuration: Its name.
-        num_rounds: That were timed: those that verified a draft.
+        num_rounds: That were timed: all but the plain steps of a drafter that is parked.
         draft_seconds: Of the drafter.
         verify_seconds: Of the target's pass.
         accept_seconds: Of choosing the tokens and walking the tree.
