@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +11,7 @@ from redrafter_mlx.bench.machine import describe_drafter, describe_target, this_
 from redrafter_mlx.bench.measure import Bench, Cell, OnProgress, missing_cells
 from redrafter_mlx.bench.plain_answers import PlainAnswers
 from redrafter_mlx.bench.results import SCHEMA_VERSION, BenchResults
-from redrafter_mlx.bench.sides import Side, SideOptions, our_sides, peer_side
+from redrafter_mlx.bench.sides import PeerSide, Side, SideOptions, our_sides, peer_side
 from redrafter_mlx.bench.store import Recorder, resumed
 from redrafter_mlx.bench.suites import Suite
 from redrafter_mlx.errors import PromptError
@@ -79,16 +80,10 @@ def begin(
             f"{model.name} has no chat template, so there is no second turn; leave --turns out."
         )
     plain = PlainAnswers(model, options.plain_config)
-    (prompt,) = plain.first_prompts(suite.questions, 1)
-    sides: list[Side] = [*our_sides(model, options)]
-    notes = list(model.notices)
-    try:
-        peer = peer_side(model, options)
-        peer.answer(prompt, 2)
-        sides.insert(0, peer)
-    except Exception as error:  # whatever mlx-lm raises, our own sides can be measured
-        reason = " ".join(str(error).split()) or type(error).__name__
-        notes.append(f"mlx-lm was not measured: {type(error).__name__}: {reason:.200}")
+    ours = our_sides(model, options)
+    peer = _peer_or_reason(model, options, plain.first_prompts(suite.questions, 1)[0])
+    sides: list[Side] = [*ours] if isinstance(peer, str) else [peer, *ours]
+    notes = (peer,) if isinstance(peer, str) else ()
     begun = BenchResults(
         schema_version=SCHEMA_VERSION,
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -100,9 +95,22 @@ def begin(
         configurations=tuple(side.configuration for side in sides),
         trials=(),
         phases=(),
-        notes=tuple(notes),
+        notes=(*model.notices, *notes),
     )
     results = resumed(begun, place.folder) if place.is_resumed else begun
     recorder = Recorder(results, place.folder)
     bench = Bench(model, suite, sides, plain, recorder)
     return Session(bench, missing_cells(suite, sides, num_trials, recorder), recorder)
+
+
+def _peer_or_reason(
+    model: LoadedModel, options: SideOptions, prompt: Sequence[int]
+) -> PeerSide | str:
+    """Return mlx-lm's side once it has answered, or a line that says why it is not measured."""
+    try:
+        peer = peer_side(model, options)
+        peer.answer(prompt, 2)
+    except Exception as error:  # whatever mlx-lm raises, our own sides can be measured
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return f"mlx-lm was not measured: {type(error).__name__}: {reason:.200}"
+    return peer

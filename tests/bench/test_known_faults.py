@@ -26,8 +26,9 @@ from mlx.utils import tree_flatten
 
 from redrafter_mlx.bench import sides
 from redrafter_mlx.bench.compare import compare
-from redrafter_mlx.bench.measure import PlainAnswers, cells
+from redrafter_mlx.bench.measure import cells
 from redrafter_mlx.bench.peer import load_peer
+from redrafter_mlx.bench.plain_answers import PlainAnswers
 from redrafter_mlx.bench.questions import Question
 from redrafter_mlx.bench.report import report, to_csv
 from redrafter_mlx.bench.results import MLX_LM, PLAIN, BenchResults, Trial, from_json, to_json

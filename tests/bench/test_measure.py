@@ -13,11 +13,11 @@ import pytest
 from redrafter_mlx.bench.measure import (
     WARM_UP_TOKENS,
     Bench,
-    PlainAnswers,
     cells,
     missing_cells,
     time_phases,
 )
+from redrafter_mlx.bench.plain_answers import PlainAnswers
 from redrafter_mlx.bench.results import MLX_LM, PHASES, PLAIN, SCHEMA_VERSION, BenchResults
 from redrafter_mlx.bench.sides import our_sides, peer_side, shape_name
 from redrafter_mlx.bench.store import RESULTS, Recorder, read_results
