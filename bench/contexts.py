@@ -55,16 +55,16 @@ def _spread(values: Sequence[float]) -> str:
 TABLES: dict[str, dict[str, tuple[str, Tell]]] = {
     "Speed": {
         "plain tokens/s": ("plain_speed", _spread),
-        "speculative tokens/s": ("speed", _spread),
-        "speedup": ("speedup", _spread),
-        "tokens/round": ("tokens_per_round", _spread),
+        "drafting tokens/s": ("speed", _spread),
+        "times plain": ("speedup", _spread),
+        "tokens a round": ("tokens_per_round", _spread),
     },
     "A round, in plain steps of the same context": {
         "round": ("round_steps", _spread),
         "draft": ("draft_steps", _median),
         "verify": ("verify_steps", _median),
         "rest": ("rest_steps", _median),
-        "speedup by verify alone": ("verify_speedup", _median),
+        "times plain by verify alone": ("verify_speedup", _median),
     },
     "Attention, in plain steps, and the milliseconds that it leaves": {
         "in a step": ("plain_attention_steps", _median),
@@ -78,7 +78,7 @@ Medians over the prompts, some with the least and the most. Of a random context 
 something: no draft is right there, so no round repays its cost.
 
 The rest is accept, host and commit; the parts are of rounds that are evaluated between them, which
-takes a little longer. "Speedup by verify alone" is tokens a round over verify. Attention is
+takes a little longer. "Times plain by verify alone" is tokens a round over verify. Attention is
 scaled_dot_product_attention alone, in all layers on the same cache; where nothing else takes the
 speedup, what it leaves of a step and of a round stays as it is from context to context.
 """

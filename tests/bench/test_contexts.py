@@ -202,14 +202,14 @@ def test_a_row_is_in_plain_steps_of_its_context() -> None:
         cells |= dict(zip(head[2:], row[2:], strict=True))
     assert cells == {
         "plain tokens/s": "10.00 (5.00 to 10.00)",
-        "speculative tokens/s": "13.33 (13.33 to 13.33)",
-        "speedup": "1.33 (1.33 to 2.67)",
-        "tokens/round |": "2.00 (2.00 to 2.00) |",
+        "drafting tokens/s": "13.33 (13.33 to 13.33)",
+        "times plain": "1.33 (1.33 to 2.67)",
+        "tokens a round |": "2.00 (2.00 to 2.00) |",
         "round": "1.50 (0.75 to 1.50)",
         "draft": "0.200",
         "verify": "1.250",
         "rest": "0.200",
-        "speedup by verify alone |": "1.600 |",
+        "times plain by verify alone |": "1.600 |",
         "in a step": "0.200",
         "in a round": "0.500",
         "ms left of a step": "80.00 (80.00 to 180.00)",
