@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from redrafter_mlx.bench.model_sizes import DrafterSize, TargetSize, find_target
+from redrafter_mlx.bench.model_sizes import TARGETS, DrafterSize, TargetSize, find_target
 from redrafter_mlx.config import DrafterConfig
-from redrafter_mlx.errors import ShapeError
+from redrafter_mlx.errors import CheckpointError, ShapeError
 from redrafter_mlx.loading.known import short_name
 from redrafter_mlx.models.target_config import TargetConfig
 from redrafter_mlx.weights import read_json
@@ -25,7 +25,13 @@ def target_size(name: str) -> TargetSize:
     folder = Path(name).expanduser()
     if not folder.is_dir():
         return find_target(short_name(name))
-    config = TargetConfig.from_dict(read_json(folder / "config.json"))
+    file = folder / "config.json"
+    if not file.is_file():
+        raise CheckpointError(
+            f"{folder} has no config.json, so it is no model's folder; give one, or one of: "
+            f"{', '.join(target.name for target in TARGETS)}."
+        )
+    config = TargetConfig.from_dict(read_json(file))
     return TargetSize(
         name=folder.resolve().name,
         hidden_size=config.hidden_size,
@@ -45,7 +51,8 @@ def drafter_size(folder: Path, target: TargetSize) -> DrafterSize:
         CheckpointError: The folder holds no drafter.
         ShapeError: It was made for a target of another size.
     """
-    config = DrafterConfig.from_dict(read_json(folder / "config.json"))
+    file = folder / "config.json"
+    config = DrafterConfig.from_dict(read_json(file), str(file))
     for size in ("hidden_size", "vocab_size"):
         if getattr(config, size) != getattr(target, size):
             raise ShapeError(

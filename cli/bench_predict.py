@@ -38,12 +38,19 @@ def show_prediction(
     from redrafter_mlx.bench.model_files import drafter_size, target_size
     from redrafter_mlx.bench.model_sizes import apple_drafter
     from redrafter_mlx.bench.prediction_report import fastest_line, notes, predicted_tables
+    from redrafter_mlx.bench.published import PUBLISHED_MODEL
     from redrafter_mlx.bench.round_cost import RoundShape
 
     found, target = find_chip(chip), target_size(model)
     size = drafter_size(drafter, target) if drafter else apple_drafter(target)
     pairs = [(replace(target, bits=width), replace(size, bits=width)) for width in bits]
     render.line("Predicted, not measured.")
+    if drafter is not None or target.name != PUBLISHED_MODEL:
+        show_text(
+            "Tokens a round are not this model's: they are what Apple measured for Vicuna 7B and "
+            f"Apple's drafter. What {target.name} keeps of its guesses is not known, so the "
+            "speedups are as good as that likeness; redrafter-mlx bench measures them."
+        )
     for pair in pairs:
         for table in predicted_tables(*pair, found, RoundShape(*shape) if shape else None):
             render.line("")

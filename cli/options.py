@@ -176,7 +176,7 @@ class ModelOptions:
         from redrafter_mlx.text import require_thinking_switch
 
         if self.drafter is not None:
-            _require_drafter(self.drafter)
+            require_drafter(self.drafter)
         drafter = None if self.no_drafter else self.drafter or "auto"
         with progress.activity(f"Loading {self.model} ...") as activity:
             model = load(
@@ -195,7 +195,7 @@ class ModelOptions:
         return model
 
 
-def _require_drafter(folder: Path) -> None:
+def require_drafter(folder: Path) -> None:
     """Refuse a wrong folder before the model is fetched and loaded."""
     if not (folder / "config.json").is_file():
         fault = "has no config.json" if folder.is_dir() else "is no folder"

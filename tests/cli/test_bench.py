@@ -299,7 +299,7 @@ def test_wrong_usage_is_told_before_the_model_is_loaded(
         (("--temp", "-1"), 2, "--temp is -1.0;"),
         (("--top-p", "2"), 2, "--top-p is 2.0;"),
         (("--seed", "-1"), 2, "--seed is -1;"),
-        (("--out", ""), 2, "--out: it is empty"),
+        (("--out", ""), 2, "'--out': it is empty"),
         (("--no-drafter", "--beam-width", "2"), 2, "--no-drafter: fixed shapes need a drafter"),
         (("--no-drafter", "--suite", "paper"), 2, "--no-drafter: fixed shapes need a drafter"),
     ],
@@ -322,17 +322,74 @@ def test_a_wrong_value_is_told_before_the_model_is_loaded(
 
 
 def test_results_are_compared_and_chips_predicted_without_a_model(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delattr("redrafter_mlx.loading.model.load")
     asked: list[tuple[Any, ...]] = []
     for name, function in (("compare", "show_comparison"), ("predict", "show_prediction")):
         module = ModuleType(name)
-        setattr(module, function, lambda *given: asked.append(given))
+        setattr(module, function, lambda *given, **more: asked.append((*given, more)))
         monkeypatch.setitem(sys.modules, f"redrafter_mlx.cli.bench_{name}", module)
     assert run("bench", "--compare", "a.json", "b.json").exit_code == 0
     assert run("bench", "--predict", "M2 Ultra", "--model", "vicuna-7b").exit_code == 0
-    assert asked == [(Path("a.json"), Path("b.json")), ("M2 Ultra", "vicuna-7b")]
+    drafter, shape = ("--drafter", str(tmp_path)), ("--beam-width", "2", "--beam-length", "4")
+    (tmp_path / "config.json").touch()
+    assert run("bench", "--predict", "M2 Ultra", *drafter, *shape).exit_code == 0
+    assert asked == [
+        (Path("a.json"), Path("b.json"), {}),
+        ("M2 Ultra", "vicuna-7b", {"drafter": None, "shape": None}),
+        ("M2 Ultra", "smollm2-135m", {"drafter": tmp_path, "shape": (2, 4)}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--compare", "a", "b", "--model", "m"), "--model: it has no effect with --compare"),
+        (("--compare", "a", "b", "--out", "o"), "--out: it has no effect with --compare"),
+        (("--predict", "M1", "--temp", "1"), "--temp: it has no effect with --predict"),
+        (("--predict", "M1", "--suite", "paper"), "--suite: it has no effect with --predict"),
+        (("--predict", "M1", "--quantize", "4"), "--quantize: it has no effect with --predict"),
+        (("--predict", "M1", "--no-drafter"), "--no-drafter: it has no effect with --predict"),
+        (("--predict", "M1", "--beam-width", "2"), "give one --beam-width and one --beam-length"),
+        (
+            ("--predict", "M1", "--beam-width", "1,2", "--beam-length", "4"),
+            "give one --beam-width and one --beam-length",
+        ),
+        (
+            ("--predict", "M1", "--beam-width", "5", "--beam-length", "4"),
+            "Apple did not measure width 5 with length 4; choose a width from 1 to 4",
+        ),
+        (("--predict", "M9"), "There is no chip 'M9'; choose one of: M1, M1 Pro, "),
+    ],
+)
+def test_no_option_is_silently_idle(run: Run, options: tuple[str, ...], message: str) -> None:
+    result = run("bench", *options)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--model", "gpt-2"), "The sizes of 'gpt-2' are not known; choose one of: vicuna-7b, "),
+        (("--model", "."), ". has no config.json, so it is no model's folder; give one, or one of"),
+        (("--drafter", "."), "The drafter . has no config.json; give a folder that"),
+    ],
+)
+def test_a_model_that_cannot_be_predicted_is_told_in_one_line(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("bench", "--predict", "M1", *options)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"redrafter-mlx: {message}")
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

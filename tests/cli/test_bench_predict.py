@@ -45,7 +45,7 @@ def test_figures_errors_and_assumptions_are_all_shown(
     lines = shown(capsys, "M2 Ultra", "vicuna-7b")
     assert max(map(len, lines)) <= columns
     assert not any("…" in line for line in lines)
-    assert lines[0] == "Predicted, not measured."
+    assert lines[:2] == ["Predicted, not measured.", ""]
     text = " ".join(" ".join(lines).split())
     assert "each of Apple's 15 warm cells" in text
     assert all(line in text for line in ASSUMPTIONS)
@@ -88,6 +88,9 @@ def test_a_models_folder_is_predicted_by_its_config(
 ) -> None:
     model = folder_with(tmp_path / "tiny-llama", TINY_LLAMA)
     lines = shown(capsys, "M4 Pro", str(model), bits=(4,), shape=(2, 3))
+    told = " ".join(lines[1:5])
+    assert "what Apple measured for Vicuna 7B" in told
+    assert "What tiny-llama keeps of its guesses is not known" in told
     assert any("tiny-llama in 4 bits on M4 Pro" in line for line in lines)
     assert any(line.endswith("width 2, length 3") for line in lines)
     assert sum(line.startswith("3, 4 ") for line in lines) == 1
@@ -105,7 +108,7 @@ def test_a_models_folder_is_predicted_by_its_config(
 def test_a_folder_that_does_not_do_is_refused_in_one_line(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
+    with pytest.raises(CheckpointError, match=r"empty has no config\.json, .* one of: vicuna-7b, "):
         show_prediction("M1", str(empty))
     experts = folder_with(tmp_path / "experts", TINY_LLAMA | {"num_local_experts": 8})
     with pytest.raises(CheckpointError, match="expert"):
