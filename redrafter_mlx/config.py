@@ -246,11 +246,7 @@ class DrafterConfig:
     def from_dict(
         cls, values: Mapping[str, Any], where: str = "The drafter's config.json"
     ) -> DrafterConfig:
-        """Read a drafter's config.json.
-
-        Args:
-            values: What it holds.
-            where: The file, to begin a message with.
+        """Read a drafter's config.json; ``where`` is the file, to begin a message with.
 
         Raises:
             CheckpointError: A key is unknown or missing, or a newer program wrote it.
@@ -273,13 +269,7 @@ class DrafterConfig:
 def build_strictly(kind: type[_T], values: Mapping[str, Any], where: str = "The file") -> _T:
     """Build a dataclass from a mapping, refusing unknown, missing and misshapen keys.
 
-    Args:
-        kind: The dataclass.
-        values: Its fields.
-        where: What holds them, to begin a message with.
-
-    Raises:
-        CheckpointError: One of them is not of its type, or the keys are others.
+    ``where`` is what holds the mapping, to begin a message with.
     """
     if not isinstance(values, Mapping):
         raise CheckpointError(f"{where} is {values!r:.80}; it must be a JSON object.")
@@ -287,11 +277,11 @@ def build_strictly(kind: type[_T], values: Mapping[str, Any], where: str = "The 
     unknown = sorted(set(values) - {entry.name for entry in entries})
     if unknown:
         raise CheckpointError(f"{where} has an unknown key {unknown[0]!r:.80}; remove it.")
+    _check_types(kind, values, where)
     for entry in entries:
         has_default = entry.default is not MISSING or entry.default_factory is not MISSING
         if entry.name not in values and not has_default:
             raise CheckpointError(f"{where} has no {entry.name}; it must have one.")
-    _check_types(kind, values, where)
     return kind(**values)
 
 

@@ -200,7 +200,6 @@ def test_head_of_the_target_is_found(
             ["--draft-vocab", "5", "--from", "none.npz"],
             "none.npz cannot be read (No such file or directory); check",
         ),
-        (["--draft-length", "0"], "draft_length is 0; choose"),
     ],
 )
 def test_error_is_one_line(

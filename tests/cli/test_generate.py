@@ -421,7 +421,7 @@ def test_plain_decoding_of_a_comparison_looks_nothing_up(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a real loop that repeats itself: lookups bring more than a token a round, plain one."""
-    target = toy_target(vocab_size=NUM_TOKENS)
+    target = toy_target(6, vocab_size=NUM_TOKENS)
     model = toy_model(target, tokenizer=LetterTokenizer())
     monkeypatch.setattr("redrafter_mlx.loading.model.load", lambda *_, **__: model)
     result = run(*ASK, "--compare", "--json", "--max-tokens", "200", "--no-adapt")
