@@ -22,7 +22,22 @@ CHECKPOINT_FILE = "checkpoint.safetensors"
 SETTINGS_FILE = "run.json"
 LOG_FILE = "log.jsonl"
 
-_KINDS = ("weights", "means", "squares", "best")
+_KINDS = ("weights", "means", "squares")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Best:
+    """The weights that did best on the held-out part.
+
+    Attributes:
+        step: Behind which they were measured; 0 where none were yet.
+        tokens_per_round: What they brought there.
+        weights: Trainable tensors.
+    """
+
+    step: int
+    tokens_per_round: float
+    weights: Arrays
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,30 +46,28 @@ class Checkpoint:
 
     Attributes:
         step: Steps done.
-        best_step: Step of the weights that did best on the held-out part, 0 before any.
-        best_score: Their tokens per round.
-        weights: Trainable tensors; ``means`` and ``squares``: the optimiser's memory;
-            ``best``: the best weights.
+        weights: Trainable tensors.
+        means: The optimiser's memory of their gradients; ``squares``: of the squares.
+        best: The best weights up to here.
     """
 
     step: int
-    best_step: int
-    best_score: float
     weights: Arrays
     means: Arrays
     squares: Arrays
-    best: Arrays
+    best: Best
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Replace a run's checkpoint; the former one stays until the new one is whole."""
+    best = checkpoint.best
+    parts = {kind: getattr(checkpoint, kind) for kind in _KINDS} | {"best": best.weights}
     arrays = {
-        f"{kind}/{name}": tensor
-        for kind in _KINDS
-        for name, tensor in getattr(checkpoint, kind).items()
+        f"{kind}/{name}": tensor for kind, part in parts.items() for name, tensor in part.items()
     }
-    arrays["steps"] = mx.array([checkpoint.step, checkpoint.best_step], mx.int32)
-    arrays["best_score"] = mx.array([checkpoint.best_score], mx.float32)
+    arrays["steps"] = mx.array([checkpoint.step, best.step], mx.int32)
+    # Bit for bit: rounded, weights that did just as well would seem to do better.
+    arrays["score"] = mx.array(np.array([best.tokens_per_round], np.float64).view(np.uint32))
     mx.eval(arrays)
     write_whole(folder / CHECKPOINT_FILE, lambda file: mx.save_safetensors(file, arrays))
 
@@ -72,11 +85,11 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
     mx.eval(arrays)
     try:
         step, best_step = map(int, np.array(arrays.pop("steps")))
-        best_score = float(np.array(arrays.pop("best_score"))[0])
+        (score,) = np.array(arrays.pop("score")).view(np.float64).tolist()
     except (KeyError, ValueError) as error:
         raise CheckpointError(f"{path} is no checkpoint of a training run; remove it.") from error
     parts = {kind: _of_kind(arrays, kind) for kind in _KINDS}
-    return Checkpoint(step, best_step, best_score, **parts)
+    return Checkpoint(step, **parts, best=Best(best_step, score, _of_kind(arrays, "best")))
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

@@ -25,7 +25,13 @@ from redrafter_mlx.training.batches import (
     plan_steps,
     split_held_out,
 )
-from redrafter_mlx.training.checkpoint import Checkpoint, RunLog, load_checkpoint, save_checkpoint
+from redrafter_mlx.training.checkpoint import (
+    Best,
+    Checkpoint,
+    RunLog,
+    load_checkpoint,
+    save_checkpoint,
+)
 from redrafter_mlx.training.evaluate import Measured, measure
 from redrafter_mlx.training.loss import Objective, chunks_at_once
 from redrafter_mlx.training.optimizer import (
@@ -112,7 +118,7 @@ class Trainer:
         self.num_steps = config.steps or self._count_steps()
         weights = trainable(network)
         self._optimizer = AdamW(weights, config.weight_decay)
-        self._step, self._best = 0, Checkpoint(0, 0, 0.0, {}, {}, {}, weights)
+        self._step, self._best = 0, Best(0, 0.0, weights)
         self._restore(load_checkpoint(folder))
         self._loss_and_gradients = nn.value_and_grad(network, self._loss)
 
@@ -136,8 +142,8 @@ class Trainer:
                 self._save()
             started = time.perf_counter()
         if self._held_out:
-            assign(self.network, self._best.best)
-        return Outcome(self.num_steps, self._best.best_step, self._best.best_score)
+            assign(self.network, self._best.weights)
+        return Outcome(self.num_steps, self._best.step, self._best.tokens_per_round)
 
     def _is_due(self, every: int) -> bool:
         return self._step % every == 0 or self._step == self.num_steps
@@ -211,9 +217,8 @@ class Trainer:
         held_out = measure(
             self._objective, self.network, self._samples, self._held_out, self._config
         )
-        if held_out.tokens_per_round > self._best.best_score:
-            score, weights = held_out.tokens_per_round, trainable(self.network)
-            self._best = Checkpoint(self._step, self._step, score, {}, {}, {}, weights)
+        if held_out.tokens_per_round > self._best.tokens_per_round:
+            self._best = Best(self._step, held_out.tokens_per_round, trainable(self.network))
         return replace(result, held_out=held_out)
 
     def _save(self) -> None:
@@ -221,19 +226,17 @@ class Trainer:
             self._folder,
             Checkpoint(
                 step=self._step,
-                best_step=self._best.best_step,
-                best_score=self._best.best_score,
                 weights=trainable(self.network),
                 means=self._optimizer.means,
                 squares=self._optimizer.squares,
-                best=self._best.best,
+                best=self._best,
             ),
         )
 
     def _restore(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is None:
             return
-        self._step, self._best = checkpoint.step, checkpoint
+        self._step, self._best = checkpoint.step, checkpoint.best
         self._optimizer.means = checkpoint.means
         self._optimizer.squares = checkpoint.squares
         assign(self.network, checkpoint.weights)
@@ -249,14 +252,11 @@ class _Totals:
 
     def add(self, part: Batch, loss: mx.array, right: mx.array, count: mx.array) -> None:
         self.loss += float(np.array(loss))
-        self.num_positions += int(
-            np.maximum(part.num_rows - 1, 0).clip(max=self._positions(part)).sum()
-        )
+        num_positions = part.tokens.shape[1] - len(self._right)
+        # The last row of an answer is a label at most, never a position.
+        self.num_positions += int((part.num_rows - 1).clip(0, num_positions).sum())
         self._right += np.array(right)
         self._count += np.array(count)
-
-    def _positions(self, part: Batch) -> int:
-        return part.tokens.shape[1] - len(self._right)
 
     @property
     def accuracy(self) -> tuple[float, ...]:

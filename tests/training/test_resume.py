@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 
 from redrafter_mlx.errors import CheckpointError, ConfigError
-from redrafter_mlx.training.checkpoint import RunLog
+from redrafter_mlx.training.checkpoint import (
+    Best,
+    Checkpoint,
+    RunLog,
+    load_checkpoint,
+    save_checkpoint,
+)
 from redrafter_mlx.weights import load_tensors
 from tests.training import killed_run
 
@@ -119,6 +125,20 @@ def test_killed_collection_ends_with_the_corpus_of_an_uninterrupted_one(
         for name in names:
             np.testing.assert_array_equal(ours[name], theirs[name])
     assert_nothing_is_left(killed)
+
+
+@pytest.mark.parametrize("score", [0.0, 5 / 3, 1.7])
+def test_score_of_the_best_weights_comes_back_to_the_last_bit(tmp_path: Path, score: float) -> None:
+    """Rounded down, it would let a resumed run, and it alone, take a later tie for better."""
+    weights = {"w": mx.array([1.0, -2.0])}
+    save_checkpoint(
+        tmp_path, Checkpoint(7, weights, weights, weights, Best(3, score, {"w": mx.array([5.0])}))
+    )
+    found = load_checkpoint(tmp_path)
+    assert found is not None
+    assert (found.step, found.best.step, found.best.tokens_per_round) == (7, 3, score)
+    assert found.best.weights["w"].item() == 5.0
+    assert found.means["w"].tolist() == [1.0, -2.0]
 
 
 def test_run_that_is_there_is_not_begun_again_unasked(whole: Path) -> None:

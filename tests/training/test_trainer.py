@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +286,41 @@ def test_measurement_does_not_depend_on_how_it_is_cut_to_fit_the_memory(
     assert cut.loss == pytest.approx(whole.loss, rel=1e-5)
     assert cut.accuracy_by_depth == whole.accuracy_by_depth
     assert cut.tokens_per_round == whole.tokens_per_round
+
+
+def test_weights_that_did_best_are_kept_and_a_tie_is_no_better(
+    target: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = iter([1.5, 2.0, 2.0, 1.2])
+    monkeypatch.setattr(
+        "redrafter_mlx.training.trainer.measure", lambda *_: Measured(1.0, (0.5,), next(scores))
+    )
+    config = TrainingConfig(steps=4, held_out=0.2, evaluate_every=1, learning_rate=1e-2)
+    network, samples = toy_drafter(target)._network, sample_set(target, random_samples(10))
+    trainer = Trainer(network, Objective(target, config), samples, config, tmp_path)
+    seen = list[mx.array]()
+    outcome = trainer.run(lambda _: seen.append(network.rnn_w.weight))
+    assert (outcome.best_step, outcome.best_tokens_per_round) == (2, 2.0)
+    assert [mx.array_equal(network.rnn_w.weight, weight) for weight in seen] == [
+        False, True, False, False,
+    ]  # fmt: skip
+
+
+def test_speed_counts_each_position_once(
+    target: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An epoch of steps of a second each: every row of an answer but its last is a position."""
+    clock = count()
+    monkeypatch.setattr("redrafter_mlx.training.trainer.time.perf_counter", lambda: next(clock))
+    samples, reports = random_samples(12), list[StepReport]()
+    config = TrainingConfig(epochs=1.0, held_out=0.0, batch_size=64, chunk_length=8)
+    network = toy_drafter(target)._network
+    objective, corpus = Objective(target, config), sample_set(target, samples)
+    Trainer(network, objective, corpus, config, tmp_path).run(reports.append)
+    assert len(reports) > 1
+    assert sum(report.positions_per_second for report in reports) == sum(
+        sample.num_answer_tokens - 1 for sample in samples
+    )
 
 
 def test_corpus_without_answers_is_refused(target: Decoder, tmp_path: Path) -> None:
