@@ -69,8 +69,9 @@ def measure(
 ) -> Measured:
     """Measure a drafter on whole sequences.
 
-    A guess is right if it is the target's own choice: the next token of a greedy answer;
-    elsewhere the most probable token of the draft vocabulary.
+    A guess is right if its pair counts (``Objective.weights``) and it is the target's own
+    choice: the next token of a greedy answer; elsewhere the most probable token of the draft
+    vocabulary.
     """
     tally = _Tally(samples, indexes, config.draft_length)
     num_chunks = min(_CHUNKS_AT_ONCE, chunks_at_once(network, config))
@@ -91,15 +92,14 @@ class _Tally:
         self._right, self._count = np.zeros(depths), np.zeros(depths)
 
     def add(self, chunks: Chunks, batch: Batch, objective: Objective, scores: Scores) -> None:
-        is_right, mask = self._is_right(chunks, batch, objective, scores), np.array(scores.mask)
-        weights = objective.weights(mx.array(batch.tokens), mx.array(batch.num_rows))
-        weight = float(np.array(weights).sum())
+        is_right = self._is_right(chunks, batch, objective, scores)
+        weight = float(np.array(scores.weight))
         self._loss += float(np.array(scores.loss)) * weight
         self._weight += weight
-        self._right += (is_right & mask).sum(axis=(1, 2))
-        self._count += mask.sum(axis=(1, 2))
+        self._right += is_right.sum(axis=(1, 2))
+        self._count += np.array(scores.mask).sum(axis=(1, 2))
         for place, (index, start) in enumerate(chunks.tolist()):
-            rows = self._hits[index][start : start + mask.shape[2]]
+            rows = self._hits[index][start : start + is_right.shape[2]]
             rows[:] = is_right[:, place, : len(rows)].T
 
     def _is_right(
@@ -109,7 +109,7 @@ class _Tally:
         columns = objective.columns[mx.array(batch.tokens)]
         kinds = [self._samples.sample(index).is_greedy for index in chunks[:, 0].tolist()]
         labels = _labels(columns, scores.choices, mx.array(kinds))
-        return np.array((scores.guesses == labels) & _inside(batch.num_rows, scores.mask))
+        return np.array((scores.guesses == labels) & scores.mask)
 
     def measured(self) -> Measured:
         walks = sum((walk_hits(hits) for hits in self._hits.values()), Walk(0, 0))
@@ -191,10 +191,3 @@ def _labels(columns: mx.array, choices: mx.array, is_greedy: mx.array) -> mx.arr
     depths, _, positions = choices.shape
     said = mx.stack([columns[:, depth : depth + positions] for depth in range(1, depths + 1)])
     return mx.where(is_greedy[None, :, None], said, choices)
-
-
-def _inside(num_rows: Ids, mask: mx.array) -> mx.array:
-    """Return whether each pair's label lies inside the text."""
-    depths, _, positions = mask.shape
-    rows = mx.arange(positions)[None, None] + mx.arange(1, depths + 1)[:, None, None]
-    return rows < mx.array(num_rows)[None, :, None]

@@ -31,14 +31,14 @@ class Scores:
 
     Attributes:
         loss: Scalar, the weighted mean over the contributing (position, depth) pairs.
-        depth_losses: (depths,), the plain mean at each depth.
+        weight: Scalar, how much all of these count together.
         guesses: (depths, chunks, positions) int32, the drafter's most probable column.
         choices: Likewise the target's, at the row that each pair predicts.
         mask: Likewise bool: the pairs that contribute.
     """
 
     loss: mx.array
-    depth_losses: mx.array
+    weight: mx.array
     guesses: mx.array
     choices: mx.array
     mask: mx.array
@@ -96,17 +96,15 @@ class Objective:
             for depth, part in enumerate(features)
         ]
         losses = mx.stack([losses for losses, _ in per_depth])
-        total = mx.maximum(_total(weights), 1e-6) if scale is None else scale
-        mask = weights > 0
-        counts = mx.maximum(mask.sum(axis=(1, 2)), 1)
+        weight = _total(weights)
         return Scores(
-            loss=_total(weights * losses) / total,
-            depth_losses=(mask * losses).sum(axis=(1, 2)) / counts,
+            loss=_total(weights * losses) / (mx.maximum(weight, 1e-6) if scale is None else scale),
+            weight=weight,
             guesses=mx.stack([guesses for _, guesses in per_depth]),
             choices=mx.stack(
                 [taught.rows(depth, features.shape[2]).choices for depth in range(len(per_depth))]
             ),
-            mask=mask,
+            mask=weights > 0,
         )
 
     def _score_depth(

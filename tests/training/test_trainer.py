@@ -238,9 +238,12 @@ def test_run_that_diverges_ends_with_its_last_numbers(target: Decoder, tmp_path:
     assert all(np.isfinite(np.array(part)).all() for part in kept.weights.values())
 
 
-def test_step_in_which_nothing_counts_reports_numbers(target: Decoder, tmp_path: Path) -> None:
-    """No answer token is in the draft vocabulary: every pair is masked out."""
-    samples = [Sample(np.full(12, 7, np.int32), 2, 0.0)] * 4
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_step_in_which_nothing_counts_reports_numbers(
+    target: Decoder, tmp_path: Path, temperature: float
+) -> None:
+    """No answer token is in the draft vocabulary: every pair is masked out, no guess is right."""
+    samples = [Sample(np.full(12, 7, np.int32), 2, temperature)] * 4
     config = TrainingConfig(steps=1, held_out=0.25, batch_size=64)
     network = toy_drafter(target, draft_vocab_size=2)._network
     objective, reports = Objective(target, config, mx.array([1, 3])), list[StepReport]()
