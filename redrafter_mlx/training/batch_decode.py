@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
-import numpy as np
 
 from redrafter_mlx.models.decoder import Attention, Decoder
 from redrafter_mlx.models.kv_cache import KVCache
+from redrafter_mlx.segments import common_prefix_length
 from redrafter_mlx.training.corpus import Ids
 
 _STEP = 64
@@ -54,18 +54,16 @@ def prefill_batch(target: Decoder, prompts: Sequence[Ids]) -> BatchState:
     length = max(len(prompt) for prompt in prompts)
     rows: list[list[tuple[mx.array, mx.array]]] = []
     hidden = []
-    kv_cache, former = target.make_kv_cache(), np.zeros(0, np.int32)
+    kv_cache, former = target.make_kv_cache(), list[int]()
     for prompt in prompts:
         # What it shares with the one before it, as a system prompt, is there already.
-        size = min(len(prompt) - 1, len(former))
-        differ = np.flatnonzero(prompt[:size] != former[:size])
-        kv_cache.rewind(int(differ[0]) if differ.size else size)
+        kv_cache.rewind(common_prefix_length(prompt[:-1].tolist(), former))
         tokens = mx.array(prompt[kv_cache.offset :])
         hidden.append(target(tokens, kv_cache)[-1])
         kv_cache.commit(range(tokens.shape[0]))
         rows.append(_padded(kv_cache, length))
         mx.eval(hidden[-1], rows[-1], kv_cache.arrays)
-        former = prompt
+        former = prompt.tolist()
     num_layers = len(target.model.layers)
     return BatchState(
         keys=[mx.concatenate([row[layer][0] for row in rows]) for layer in range(num_layers)],

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from redrafter_mlx.errors import CheckpointError
 from redrafter_mlx.models.decoder import Decoder
+from redrafter_mlx.segments import common_prefix_length
 from redrafter_mlx.training.corpus import Corpus, Ids, Sample, answer_offsets, read_shard
 from redrafter_mlx.training.files import LOAD_ERRORS, write_whole
 
@@ -47,7 +48,8 @@ class HiddenReader:
         if num_answer_tokens == 0:
             return np.zeros((0, self._target.config.hidden_size), np.float16)
         tokens = sample.tokens[:-1]
-        start = min(_common_length(tokens, self._cached), sample.prompt_length - 1)
+        shared = common_prefix_length(tokens.tolist(), self._cached.tolist())
+        start = min(shared, sample.prompt_length - 1)
         self._kv_cache.rewind(start)
         self._cached = tokens
         hidden = np.concatenate([self._run(chunk) for chunk in _chunks(tokens[start:])])
@@ -70,12 +72,6 @@ def _require_finite(hidden: Hidden) -> None:
         )
 
 
-def _common_length(left: Ids, right: Ids) -> int:
-    size = min(len(left), len(right))
-    differ = np.flatnonzero(left[:size] != right[:size])
-    return int(differ[0]) if differ.size else size
-
-
 def _chunks(tokens: Ids) -> list[Ids]:
     return [tokens[start : start + PREFILL_STEP] for start in range(0, len(tokens), PREFILL_STEP)]
 
@@ -96,7 +92,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class FeatureProgress:
-    """How far the pass over the corpus is: positions done and in all."""
+    """How far the pass over the corpus is: positions done, and all that are to be kept."""
 
     num_done: int
     num_positions: int
@@ -119,22 +115,22 @@ def prepare_features(
             ``distill`` kept is used.
         report: Called after each sample that was run.
     """
-    vocab_size = target.config.vocab_size
+    hidden_size, vocab_size = target.config.hidden_size, target.config.vocab_size
+    files = [hidden_path(path) for path in corpus.shards]
     shards = [read_shard(path, vocab_size) for path in corpus.shards]
-    num_positions = sum(sample.num_answer_tokens for shard in shards for sample in shard)
-    num_done = num_bytes = 0
-    opened = []
-    for path, samples in zip(corpus.shards, shards, strict=True):
-        num_rows = int(answer_offsets(samples)[-1])
-        num_bytes += num_rows * target.config.hidden_size * 2
-        file = hidden_path(path)
-        if not file.exists() and num_bytes > max_bytes:
+    sizes = [int(answer_offsets(samples)[-1]) for samples in shards]
+    fits = 2 * hidden_size * np.cumsum(sizes, dtype=np.int64) <= max_bytes
+    is_kept = [fit or file.exists() for fit, file in zip(fits.tolist(), files, strict=True)]
+    num_positions = sum(size for size, kept in zip(sizes, is_kept, strict=True) if kept)
+    num_done, opened = 0, []
+    for file, samples, size, kept in zip(files, shards, sizes, is_kept, strict=True):
+        if not kept:
             opened.append(Shard(samples, None))
             continue
         if not file.exists():
             _compute(target, samples, file, num_done, num_positions, report)
-        num_done += num_rows
-        opened.append(Shard(samples, _open_hidden(file, num_rows, target.config.hidden_size)))
+        num_done += size
+        opened.append(Shard(samples, _open_hidden(file, size, hidden_size)))
     return opened
 
 

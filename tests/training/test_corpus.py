@@ -22,7 +22,12 @@ from redrafter_mlx.training.corpus import (
     write_shard,
 )
 from redrafter_mlx.training.distill import distill
-from redrafter_mlx.training.features import HiddenReader, hidden_path, prepare_features
+from redrafter_mlx.training.features import (
+    FeatureProgress,
+    HiddenReader,
+    hidden_path,
+    prepare_features,
+)
 from redrafter_mlx.training.settings import DistillConfig, DrafterShape
 from redrafter_mlx.training.train import TrainingPlan, prepare
 from tests.toy import toy_model, toy_target
@@ -166,6 +171,18 @@ def test_hidden_states_beyond_the_limit_are_run_anew(tmp_path: Path) -> None:
     stored, anew = SampleSet(target, kept), SampleSet(target, limited)
     for index in range(12):
         np.testing.assert_allclose(stored.hidden(index), anew.hidden(index), atol=2e-3)
+
+
+@pytest.mark.parametrize("num_kept", [1, 3])
+def test_progress_ends_at_what_is_kept(tmp_path: Path, num_kept: int) -> None:
+    """Else the time left would be told for shards that are not read at all."""
+    target, samples = toy_target(), random_samples(12)
+    corpus = corpus_on_disk(tmp_path, target, samples)
+    num_positions = sum(sample.num_answer_tokens for sample in samples[: 4 * num_kept])
+    seen: list[FeatureProgress] = []
+    prepare_features(target, corpus, 2 * 32 * num_positions, seen.append)
+    assert [one.num_positions for one in seen] == [num_positions] * 4 * num_kept
+    assert seen[-1].num_done == num_positions
 
 
 def test_limit_of_hidden_states_is_for_all_corpora_together(tmp_path: Path) -> None:
