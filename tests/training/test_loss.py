@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
+from redrafter_mlx.models.decoder import Decoder
 from redrafter_mlx.models.drafter import Drafter, RecurrentDrafter
 from redrafter_mlx.training.batches import Batch
 from redrafter_mlx.training.corpus import Sample
@@ -44,13 +45,11 @@ def hard_loss(logits: mx.array, taught: mx.array) -> mx.array:
     return Teaching.of(taught[None], "hard").loss(logits[None])[0]
 
 
-def network_of(drafter: Drafter) -> RecurrentDrafter:
-    return drafter._network
-
-
-def toy_network(shape: dict[str, Any]) -> tuple[Drafter, RecurrentDrafter]:
-    drafter = toy_drafter(toy_target(), **shape)
-    network = network_of(drafter)
+def toy_network(
+    shape: dict[str, Any], target: Decoder | None = None
+) -> tuple[Drafter, RecurrentDrafter]:
+    drafter = toy_drafter(target or toy_target(), **shape)
+    network = drafter._network
     if "draft_vocab" in network:
         network.draft_vocab = mx.arange(0, 40, 2, dtype=mx.int32)
         drafter = Drafter(network, drafter._target)
@@ -82,6 +81,35 @@ def test_pairs_behind_a_token_that_the_drafter_cannot_propose_do_not_count() -> 
     pairs = {(int(r), int(d) + 1) for d, _, r in np.argwhere(weights)}
     # 13 is row 2: no guess of it counts, and none whose path goes through it.
     assert pairs == {(0, 1), (2, 1), (3, 1), (4, 1), (2, 2), (3, 2), (2, 3)}
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("draft_vocab_size", [None, 20])
+def test_quantised_target_teaches_by_its_own_head(
+    dtype: mx.Dtype, draft_vocab_size: int | None
+) -> None:
+    """Law: a target in 4 bits is scored and learnt from as it decodes, whatever it computes in."""
+    target = toy_target(intermediate_size=64)
+    target.set_dtype(dtype)
+    nn.quantize(target, 32, 4)
+    shape = {"exit_dim": H, "head": "tied", "draft_vocab_size": draft_vocab_size}
+    drafter, network = toy_network(shape, target)
+    batch = whole_batch(target, random_samples(3, seed=5)[2], num_rows=12)
+    objective = Objective(target, TrainingConfig(draft_length=3), drafter.token_ids)
+    assert objective.head.weight.dtype == mx.uint32
+    step = nn.value_and_grad(network, lambda: objective.scores(network, batch).loss)
+    loss, gradients = step()
+    assert np.isfinite(loss.item())
+    assert mx.any(gradients["rnn_w"]["weight"]).item()
+    scores = objective.scores(network, batch)
+    hidden, tokens = mx.array(batch.hidden).astype(mx.float32), mx.array(batch.tokens)
+    ids = mx.arange(50) if drafter.token_ids is None else drafter.token_ids
+    taught = target.logits(hidden[0, 1:])[:, ids]
+    for row in range(9):
+        h = hidden[0, row : row + 1]
+        drafted = drafter.step(h, drafter.context(h), drafter.first_state(h), tokens[0, row][None])
+        assert scores.guesses[0, 0, row].item() == mx.argmax(drafted.logits).item()
+        assert scores.choices[0, 0, row].item() == mx.argmax(taught[row]).item()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
