@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,15 @@ def plot_curves(lines: Sequence[Mapping[str, Any]], out: Path) -> bool:
     Returns:
         Whether it was drawn: False where matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ImportError:
+    if importlib.util.find_spec("matplotlib") is None:
         return False
-    matplotlib.use("Agg")
+    # Not by pyplot, which looks for a display and keeps a choice for the whole process.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     held = [line for line in lines if "held_out" in line]
     figure = Figure(figsize=(12, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
     loss, accuracy, rounds = figure.subplots(1, 3)
     loss.plot(*_smooth(lines, "loss"), label="training")
     loss.plot(_steps(held), [line["held_out"]["loss"] for line in held], label="held out")

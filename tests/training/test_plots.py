@@ -25,6 +25,17 @@ def test_without_matplotlib_nothing_is_drawn(
     assert not (tmp_path / "curves.png").exists()
 
 
+def test_curves_leave_the_users_backend_as_it_is(tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    former = matplotlib.get_backend()
+    matplotlib.use("svg")
+    try:
+        plot_curves(LINES, tmp_path / "curves.png")
+        assert matplotlib.get_backend() == "svg"
+    finally:
+        matplotlib.use(former)
+
+
 @pytest.mark.parametrize("lines", [LINES, LINES[:1], []])
 def test_curves_are_a_png(tmp_path: Path, lines) -> None:
     pytest.importorskip("matplotlib")
