@@ -14,15 +14,14 @@ from pathlib import Path
 
 from redrafter_mlx.bench.equality import parse_shape
 from redrafter_mlx.config import DEFAULT_MODEL, BeamShape
-from redrafter_mlx.errors import ConfigError
+from redrafter_mlx.errors import ConfigError, ReDrafterError
 from redrafter_mlx.loading.model import LoadedModel, load
 from redrafter_mlx.loading.target import identify
 from redrafter_mlx.training.batches import SampleSet
 from redrafter_mlx.training.corpus import open_corpus, require_target
 from redrafter_mlx.training.evaluate import Walk, walk_text
 from redrafter_mlx.training.features import prepare_features
-
-MAX_HIDDEN_BYTES = 1 << 33
+from redrafter_mlx.training.settings import MAX_HIDDEN_BYTES
 
 
 def walk_corpus(
@@ -49,7 +48,7 @@ def walk_corpus(
     return walks
 
 
-def main() -> None:
+def main() -> int:
     """Run the walk from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=DEFAULT_MODEL)
@@ -58,14 +57,19 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=None, help="first answers only")
     parser.add_argument("--shapes", type=parse_shape, nargs="+", default=[BeamShape(2, 4)])
     options = parser.parse_args()
-    model = load(options.model, drafter=options.drafter, dtype="float32")
-    walks = walk_corpus(model, options.corpus, options.shapes, options.limit)
+    try:
+        model = load(options.model, drafter=options.drafter, dtype="float32")
+        walks = walk_corpus(model, options.corpus, options.shapes, options.limit)
+    except ReDrafterError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
     sys.stdout.writelines(
         f"({shape.beam_width},{shape.beam_length}): {walk.num_emitted} tokens in "
         f"{walk.num_rounds} rounds, {walk.tokens_per_round:.4f} tokens a round\n"
         for shape, walk in walks.items()
     )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
