@@ -5,28 +5,36 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 from rich.console import Console
 
 from redrafter_mlx.cli import bars
-from redrafter_mlx.cli.distill import distill
+from redrafter_mlx.cli.main import app
 from redrafter_mlx.cli.train import held_out_lines, step_words
 from redrafter_mlx.conversation import Conversation
+from redrafter_mlx.errors import ConfigError
 from redrafter_mlx.loading.drafter import load_drafter
 from redrafter_mlx.loading.model import LoadedModel
-from redrafter_mlx.training.corpus import open_corpus, read_shard
+from redrafter_mlx.loading.target import identify
+from redrafter_mlx.training.corpus import create_corpus, open_corpus, read_shard
+from redrafter_mlx.training.distill import DistillProgress
 from redrafter_mlx.training.evaluate import Measured
+from redrafter_mlx.training.settings import DistillConfig, DrafterShape, TrainingConfig
+from redrafter_mlx.training.train import TrainingPlan
 from redrafter_mlx.training.trainer import StepReport
 from tests import small_tokenizers
 from tests.cli.conftest import Run
 from tests.cli.endless_model import NUM_TOKENS, LetterTokenizer
 from tests.toy import toy_model, toy_target
 
+ROOT = Path(__file__).resolve().parents[2]
 END = NUM_TOKENS - 1
 
 
@@ -253,5 +261,99 @@ def test_line_that_stays_begins_above_the_bar(monkeypatch: pytest.MonkeyPatch) -
         assert re.search(r"\x1b\[2K(\x1b\[\d*m)*$", before), "the bar's line is wiped first"
 
 
-def test_help_names_the_options_of_the_library() -> None:
-    assert distill.__doc__ and "goes on where it stopped" in distill.__doc__
+def options_of(command: str) -> set[str]:
+    """Return the options that a command has, but for those of every command."""
+    group: Any = typer.main.get_command(app)
+    names = {name for option in group.commands[command].params for name in option.opts}
+    return {name for name in names if name.startswith("--")} - {"--help", "--debug", "--version"}
+
+
+def given(options: Mapping[str, object]) -> list[str]:
+    """Return a command line; a flag's value is empty."""
+    return [str(word) for pair in options.items() for word in pair if word != ""]
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch, tiny: LoadedModel) -> list[tuple[str, str]]:
+    """Return the names and dtypes of the models that are loaded."""
+    found: list[tuple[str, str]] = []
+
+    def load(name: str, *, drafter: Any, dtype: str, watch: Any) -> LoadedModel:
+        found.append((name, dtype))
+        return tiny
+
+    monkeypatch.setattr("redrafter_mlx.loading.model.load", load)
+    return found
+
+
+def test_every_option_of_train_reaches_the_library(
+    run: Run, tiny: LoadedModel, loads: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[TrainingPlan] = []
+
+    def prepare(model: LoadedModel, plan: TrainingPlan, on_features: Any) -> None:
+        plans.append(plan)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("redrafter_mlx.training.train.prepare", prepare)
+    create_corpus(tmp_path / "c", identify("toy", tiny.target))
+    options = {
+        "--corpus": tmp_path / "c", "--out": tmp_path / "d", "--model": "m", "--dtype": "float16",
+        "--init-from": "source", "--resume": "", "--hidden-gb": 2.5, "--exit-dim": 24,
+        "--layers": 1, "--head": "own", "--draft-vocab": 60, "--draft-length": 3,
+        "--labels": "hard", "--batch-size": 64, "--learning-rate": 0.002, "--epochs": 3.5,
+        "--steps": 6, "--weight-decay": 0.02, "--depth-decay": 0.7, "--held-out": 0.1,
+        "--evaluate-every": 3, "--checkpoint-every": 4, "--seed": 5,
+    }  # fmt: skip
+    assert options.keys() == options_of("train")
+    assert run("train", *given(options)).stderr.endswith("enough\n")
+    config = TrainingConfig(
+        draft_length=3, labels="hard", depth_decay=0.7, batch_size=64, learning_rate=0.002,
+        weight_decay=0.02, epochs=3.5, steps=6, held_out=0.1, evaluate_every=3,
+        checkpoint_every=4, seed=5,
+    )  # fmt: skip
+    wanted = TrainingPlan(
+        corpus=(tmp_path / "c",),
+        out=tmp_path / "d",
+        shape=DrafterShape(24, 1, "own", 60),
+        config=config,
+        init_from=Path("source"),
+        max_hidden_bytes=2_500_000_000,
+        resume=True,
+    )
+    assert (plans, loads) == ([wanted], [("m", "float16")])
+
+
+def test_every_option_of_distill_reaches_the_library(
+    run: Run, tiny: LoadedModel, loads: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def answer(
+        target: Any, eos_ids: Any, prompts: Any, place: Any, config: Any, report: Any
+    ) -> DistillProgress:
+        asked.append((len(list(prompts)), place[0], config))
+        return DistillProgress(0, 0, 0, 1.0)
+
+    monkeypatch.setattr("redrafter_mlx.training.distill.distill", answer)
+    options = {
+        "--out": tmp_path / "c", "--model": "m", "--dtype": "float16",
+        "--prompts": write_prompts(tmp_path), "--tokens": 30, "--temp": "0.5,0",
+        "--max-tokens": 20, "--batch-size": 6, "--seed": 5,
+    }  # fmt: skip
+    assert options.keys() | {"--read"} == options_of("distill")
+    result = run("distill", *given(options))
+    assert result.exit_code == 0, result.stderr
+    config = DistillConfig((0.5, 0.0), max_tokens=20, batch_size=6, num_tokens=30, seed=5)
+    assert (asked, loads) == ([(12, tmp_path / "c", config)], [("m", "float16")])
+
+
+@pytest.mark.parametrize("name", ["distill", "train"])
+def test_every_command_of_the_documentation_is_understood(name: str) -> None:
+    program: Any = typer.main.get_command(app)
+    texts = [(ROOT / file).read_text() for file in ("README.md", "docs/training.md")]
+    text = "\n".join(texts).replace("\\\n", "")
+    found = re.findall(rf"^redrafter-mlx {name} (.*)$", text, flags=re.MULTILINE)
+    assert len(found) >= 4
+    for arguments in found:
+        program.commands[name].make_context(name, shlex.split(arguments))
