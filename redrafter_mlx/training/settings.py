@@ -26,7 +26,8 @@ class DistillConfig:
         max_tokens: Most tokens of an answer.
         max_prompt_tokens: Longer prompts are left out.
         batch_size: Prompts answered at once; a shard holds one batch.
-        num_tokens: Stop when the corpus has this many answer tokens; ``None`` answers all.
+        num_tokens: Stop behind the batch with which this part of the corpus has so many answer
+            tokens; ``None`` answers all.
         keeps_hidden: Whether the hidden states, which ``train`` needs, are kept as well.
         seed: Of the sampling.
     """
@@ -96,7 +97,7 @@ class TrainingConfig:
         draft_length: Depths that are trained: tokens drafted behind ``next_token``.
         labels: ``soft`` (the target's distribution) or ``hard`` (its most probable token).
         depth_decay: Weight of a depth over that of the one before it.
-        batch_size: Positions a step.
+        batch_size: Positions a step, rounded down to whole chunks but to one at least.
         chunk_length: Consecutive positions of one answer that go together.
         learning_rate: At its highest.
         warmup: Share of the steps in which it rises from 0; then it falls as a cosine.

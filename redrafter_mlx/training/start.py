@@ -49,9 +49,10 @@ def start_network(
 ) -> RecurrentDrafter:
     """Return the drafter to train, in float32.
 
-    A new one guesses at first what the target itself would say from h: the layer that reads
-    [h, s] passes h through, the residual blocks add nothing, and an own head is the
-    target's. Blocks beyond those of ``init_from`` add nothing at first, either.
+    A new one guesses at first about what the target itself would say from h: the layer that
+    reads [h, s] passes on what fits of h and adds a little noise of s, the residual blocks add
+    nothing, and an own head is the target's. Blocks beyond those of ``init_from`` add nothing
+    at first, either.
 
     Args:
         target: The model to draft for.

@@ -162,12 +162,14 @@ def complete(run: Run, on_step: Callable[[StepReport], None]) -> Trained:
 def _as_begun(corpora: Sequence[Corpus], plan: TrainingPlan) -> list[Corpus]:
     """Return the corpora with the shards that the run to resume began with: they may have grown."""
     begun = read_settings(plan.run_folder).get("corpus", {}) if plan.resume else {}
-    return [
-        replace(corpus, shards=tuple(s for s in corpus.shards if s.name in begun[key]))
-        if (key := str(corpus.folder)) in begun
-        else corpus
-        for corpus in corpora
-    ]
+
+    def with_begun(corpus: Corpus) -> Corpus:
+        names = begun.get(str(corpus.folder))
+        if names is None:
+            return corpus
+        return replace(corpus, shards=tuple(s for s in corpus.shards if s.name in names))
+
+    return [with_begun(corpus) for corpus in corpora]
 
 
 def _shards(

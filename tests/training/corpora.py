@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -62,10 +61,11 @@ def whole_batch(target: Decoder, sample: Sample, num_rows: int) -> Batch:
     return batch
 
 
-def corpus_on_disk(folder: Path, target: Decoder, samples: Sequence[Sample], **kw: Any) -> Corpus:
+def corpus_on_disk(
+    folder: Path, target: Decoder, samples: Sequence[Sample], shard_size: int = 4
+) -> Corpus:
     """Write a corpus of shards of ``shard_size`` samples."""
-    size = kw.get("shard_size", 4)
     create_corpus(folder, identify("toy", target))
-    for number, start in enumerate(range(0, len(samples), size)):
-        write_shard(shard_path(folder, "toy", number), samples[start : start + size])
+    for number, start in enumerate(range(0, len(samples), shard_size)):
+        write_shard(shard_path(folder, "toy", number), samples[start : start + shard_size])
     return open_corpus(folder)
