@@ -252,7 +252,7 @@ def _tokens_per_round(
 
 
 def _chances_by_depth(sample: Sample, shape: BeamShape, calibration: float) -> Chances:
-    """Return the chances that a round is right down to depth 0, 1, ..., none above the last.
+    """Return (beam_length,) the chances that a round is right down to depth 0, 1, ...
 
     A narrower or shorter draft is taken for the part of the widest one that it would find.
     """
@@ -261,7 +261,7 @@ def _chances_by_depth(sample: Sample, shape: BeamShape, calibration: float) -> C
     for row in _rows_within(sample, shape):
         chances[tree.depths[row]] += calibration * np.exp(tree.log_probs[row])
     chances[0] = 1.0
-    return np.minimum.accumulate(np.minimum(chances, 1.0))
+    return np.minimum(chances, 1.0)
 
 
 def _rows_within(sample: Sample, shape: BeamShape) -> set[int]:

@@ -67,10 +67,23 @@ def test_rows_that_cost_a_step_each_leave_plain_decoding_first() -> None:
 
 
 def test_a_right_node_of_the_second_rank_needs_two_beams() -> None:
-    candidates = tuning.rank(measured([[chain_sample(4, rank=1, log_prob=0.0)] * 40]))
-    by_width = {found.shape.beam_width: found.tokens_per_round for found in candidates}
-    assert by_width[1] == 1.0
-    assert by_width[2] > 1.0
+    """Law: nor is anything below it found with one."""
+    for found in tuning.rank(measured([[chain_sample(4, rank=1, log_prob=0.0)] * 40])):
+        is_found = found.shape.num_draft_steps > 0 and found.shape.beam_width > 1
+        assert (found.tokens_per_round > 1.9) == is_found
+        assert found.tokens_per_round == 1.0 or is_found
+
+
+def test_each_shape_gets_the_rows_that_repay_their_cost() -> None:
+    [found] = [
+        found
+        for found in tuning.rank(measured([[chain_sample(1)] * 40]))
+        if (found.shape.beam_width, found.shape.beam_length) == (1, 5)
+    ]
+    trust = (10 + 37) / (10 + 37 * sum(np.exp(-depth) for depth in range(1, 5)))
+    chances = [trust * np.exp(-depth) for depth in (1, 2)]
+    assert found.shape.max_rows == 3
+    assert found.tokens_per_round == pytest.approx(1 + sum(chances), rel=0.01)
 
 
 def test_rows_in_between_cost_what_lies_between_and_never_more_than_further_ones() -> None:
@@ -99,6 +112,15 @@ def test_costs_stay_as_they_are_where_no_longer_context_was_measured(
     one = replace(measured([[]]), far_verify_seconds=far, contexts=contexts)
     costs = one.costs(BeamShape(2, 3))
     assert costs.at(5000) == costs
+
+
+def test_a_pass_that_was_faster_at_a_longer_context_makes_none_cheaper() -> None:
+    one = replace(
+        measured([[]]), far_verify_seconds={1: 0.05, 2: 0.06, 4: 0.2}, contexts=(100, 2100)
+    )
+    costs = one.costs(BeamShape(2, 3))
+    assert costs.growth[:2] == (0.0, 0.0)
+    assert costs.at(5000).verify[:2] == costs.verify[:2]
 
 
 def test_where_plain_decoding_is_best_a_draft_that_is_asked_for_still_costs_something() -> None:
@@ -137,6 +159,13 @@ def test_walks_pass_over_what_rounds_brought() -> None:
     assert 1.0 < found < 2.0
     # Every walk comes to a first sure token: 3 tokens, then two plain rounds.
     assert found == pytest.approx(5 / 3, rel=0.05)
+
+
+def test_walks_begin_at_each_of_the_first_tokens() -> None:
+    sure, none = chain_sample(4, log_prob=0.0), chain_sample(0, log_prob=-99.0)
+    found = tuning._tokens_per_round([[sure, none, none, none, none]], BeamShape(1, 5), 1.0)
+    # From the first one a round to the end; from the others their rounds of one token.
+    assert found == pytest.approx((5 + 4 + 3 + 2 + 1) / (1 + 4 + 3 + 2 + 1))
 
 
 def test_acceptance_is_told_by_depth_and_by_joint_log_probability() -> None:
@@ -225,6 +254,15 @@ def test_tuning_takes_no_longer_than_it_announces(
         [plain] = [found for found in tuned.candidates if found.shape.num_draft_steps == 0]
         assert plain.measured_per_second == pytest.approx(1 / STEP)
         assert len(tuned.candidates) == 17
+
+
+def test_plain_decoding_is_measured_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeClock(monkeypatch, 0.09)
+    rank = tuning.rank
+    monkeypatch.setattr(tuning, "rank", lambda found: rank(found)[::-1])
+    best = tune_in_300_steps(monkeypatch).candidates[0]
+    assert best.shape.num_draft_steps == 0
+    assert best.measured_per_second == pytest.approx(1 / STEP)
 
 
 @pytest.mark.parametrize("at_share", [0.0, 0.2, 0.5])
