@@ -123,6 +123,11 @@ def test_a_pass_that_was_faster_at_a_longer_context_makes_none_cheaper() -> None
     assert costs.at(5000).verify[:2] == costs.verify[:2]
 
 
+def test_a_drafters_step_costs_what_it_took_in_that_shape() -> None:
+    one = replace(measured([[]]), draft_seconds={(1, 2): 0.002, (2, 3): 0.01})
+    assert one.costs(BeamShape(2, 3)).draft_step == pytest.approx(0.05)
+
+
 def test_where_plain_decoding_is_best_a_draft_that_is_asked_for_still_costs_something() -> None:
     costs = measured([[]]).costs(PLAIN_BEAM_SHAPE)
     assert costs.draft_step == pytest.approx(0.02)
@@ -198,6 +203,7 @@ def test_samples_say_how_the_models_own_text_goes_on(monkeypatch: pytest.MonkeyP
     assert set(found.draft_seconds) == {(w, n) for w in range(1, 5) for n in range(2, 6)}
     assert set(found.verify_seconds) == {*range(1, 17), 20, 24, 28, 32}
     assert set(found.far_verify_seconds) == {1, 2, 4, 8, 16}
+    assert found.contexts == (len(PROMPTS[0]) + 12, 64)
 
 
 STEP = 0.1
