@@ -249,5 +249,5 @@ def from_json(text: str) -> BenchResults:
 def _check_version(version: object) -> None:
     if version != SCHEMA_VERSION:
         raise CheckpointError(
-            f"its schema_version is {version!r:.40} and this program's {SCHEMA_VERSION}"
+            f"its schema_version is {json.dumps(version):.40} and this program's {SCHEMA_VERSION}"
         )

@@ -50,7 +50,7 @@ def changed(path, value):
     ("path", "value", "message"),
     [
         (["schema_version"], 1, r"^its schema_version is 1 and this program's 2$"),
-        (["schema_version"], ..., "schema_version is None"),
+        (["schema_version"], ..., "schema_version is null"),
         (["extra"], 1, "^it has an unknown key 'extra'$"),
         (["suite"], ..., "^it has no 'suite'$"),
         (["suite"], 3, "^suite is 3 and not a text$"),
