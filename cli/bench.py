@@ -14,11 +14,10 @@ from redrafter_mlx.cli.bench_options import (
     DecodingOptions,
     ResultOptions,
     SuiteOptions,
-    refuse_idle,
 )
 from redrafter_mlx.cli.bench_tables import show_results
 from redrafter_mlx.cli.options import ModelOptions, ProgramOptions, require_drafter
-from redrafter_mlx.cli.usage import from_options
+from redrafter_mlx.cli.usage import from_options, refuse_idle
 
 if TYPE_CHECKING:
     from redrafter_mlx.bench.session import Session

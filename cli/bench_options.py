@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -213,14 +212,3 @@ def _numbers(option: str, text: str | None) -> tuple[int, ...]:
         raise typer.BadParameter(
             f"{text!r} is no list of whole numbers; give them as 1,2,3.", param_hint=option
         ) from error
-
-
-def refuse_idle(mode: str, effective: Collection[str], groups: Iterable[Any]) -> None:
-    """Refuse an option that does nothing beside one that only shows something."""
-    for group in groups:
-        for entry in fields(group):
-            if entry.name not in effective and getattr(group, entry.name) != entry.default:
-                raise typer.BadParameter(
-                    f"it has no effect with {mode}; leave it out.",
-                    param_hint=f"--{entry.name.replace('_', '-')}",
-                )

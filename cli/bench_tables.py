@@ -98,13 +98,12 @@ def _rounds(one: Summary) -> dict[str, str]:
 
 
 def _differences(results: BenchResults) -> Iterator[str]:
-    """Yield a line for each text of the first pass that left plain decoding's."""
+    """Yield a line for each text that left plain decoding's, in whatever pass."""
     from redrafter_mlx.bench.report import gap
+    from redrafter_mlx.bench.summary import first_differences
 
-    first = min(trial.number for trial in results.trials)
-    for trial in results.trials:
-        if trial.first_difference is not None and trial.number == first:
-            yield (
-                f"{trial.configuration}, question {trial.question_id}, turn {trial.turn}: token "
-                f"{trial.first_difference} differs from plain decoding's{gap(trial)}"
-            )
+    for trial in first_differences(results.trials):
+        yield (
+            f"{trial.configuration}, question {trial.question_id}, turn {trial.turn}: token "
+            f"{trial.first_difference} differs from plain decoding's{gap(trial)}"
+        )

@@ -13,7 +13,7 @@ import typer
 from redrafter_mlx.cli import progress, render
 from redrafter_mlx.cli.bars import Bar, bar
 from redrafter_mlx.cli.options import Dtype, ProgramOptions
-from redrafter_mlx.cli.usage import from_options, named, named_path
+from redrafter_mlx.cli.usage import from_options, named, named_path, refuse_idle
 from redrafter_mlx.config import DEFAULT_MODEL
 from redrafter_mlx.errors import PromptError
 from redrafter_mlx.training.settings import DistillConfig
@@ -93,6 +93,8 @@ class DistillOptions:
         """Refuse what does not go together."""
         if self.prompts is not None and self.read is not None:
             raise typer.BadParameter("it contradicts --prompts; give one.", param_hint="--read")
+        if self.read is not None:
+            refuse_idle("--read", {"read"}, [self])
 
     def require_files(self) -> None:
         """Refuse a missing file before the model is loaded.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -61,3 +63,20 @@ def named_path(text: str | Path) -> Path:
     if not str(text).strip():
         raise typer.BadParameter("it is empty; name a file or a folder.")
     return Path(text)
+
+
+def refuse_idle(mode: str, effective: Collection[str], groups: Iterable[Any]) -> None:
+    """Refuse an option that does nothing beside another one.
+
+    Args:
+        mode: That other one.
+        effective: Names of those that have an effect beside it.
+        groups: Dataclasses of options by their names.
+    """
+    for group in groups:
+        for entry in fields(group):
+            if entry.name not in effective and getattr(group, entry.name) != entry.default:
+                raise typer.BadParameter(
+                    f"it has no effect with {mode}; leave it out.",
+                    param_hint=f"--{entry.name.replace('_', '-')}",
+                )

@@ -178,6 +178,8 @@ INTO_D = ("train", "--corpus", "absent", "--out", "d")
         (("distill",), 2, "--out"),
         (("distill", "--out", "c", "--temp", "hot"), 2, "no list of numbers"),
         (("distill", "--out", "c", "--read", "x", "--prompts", "y"), 2, "contradicts --prompts"),
+        (("distill", "--out", "c", "--read", "x", "--temp", "1"), 2, "--temp: it has no effect"),
+        (("distill", "--out", "c", "--read", "x", "--seed", "1"), 2, "--seed: it has no effect"),
         (("distill", "--out", ""), 2, "'--out': it is empty"),
         (("distill", "--out", "c", "--model", ""), 2, "'--model': it is empty"),
         (("distill", "--out", "c", "--batch-size", "0"), 2, " --batch-size is 0;"),
