@@ -4,6 +4,7 @@ import itertools
 import math
 import threading
 import time
+from dataclasses import replace
 from functools import cache
 
 import mlx.core as mx
@@ -13,6 +14,7 @@ import pytest
 from redrafter_mlx.config import BeamShape, GenerationConfig, SamplingConfig
 from redrafter_mlx.decoding import sampling as sampling_module
 from redrafter_mlx.decoding.decode import decode
+from redrafter_mlx.decoding.pace import Pace, RoundCosts
 from redrafter_mlx.decoding.prefill import prefill_step
 from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.errors import PromptError
@@ -295,6 +297,13 @@ def test_what_pace_a_model_has_is_kept_from_answer_to_answer():
     stats = DecodeStats()
     answer(model, max_tokens=40, is_adaptive=True, stats=stats)
     assert stats.num_plain_steps >= 35
+
+
+def test_costs_are_expected_as_they_are_behind_the_prompt():
+    costs = RoundCosts(verify=(1.0, 1.1), growth=(0.1, 0.2))
+    model = replace(toy_model(target_of()), pace=Pace(costs))
+    answer(model, max_tokens=1)
+    assert model.pace.costs == costs.at(len(PROMPT)) != costs
 
 
 @pytest.mark.parametrize("shape", [BeamShape(1, 5), BeamShape(3, 4)], ids=str)
