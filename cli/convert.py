@@ -16,7 +16,7 @@ from redrafter_mlx.cli.options import (
     check_bits,
     quantization,
 )
-from redrafter_mlx.cli.usage import from_options, named, named_path
+from redrafter_mlx.cli.usage import from_options, named, named_path, refuse_idle
 from redrafter_mlx.config import FLOAT_DTYPES, MAX_ROWS, check_range
 from redrafter_mlx.errors import ConfigError
 
@@ -166,6 +166,8 @@ def convert(
     from redrafter_mlx.loading.hub import find_source
     from redrafter_mlx.loading.watch import Watch
 
+    if drafter.to is not None:
+        refuse_idle("--to pytorch", {"to", "target"}, (weights, drafter))
     require_free(folders.out)
     with progress.activity(f"Converting {folders.source} ...") as activity:
         watch = Watch(activity.note, activity.progress)

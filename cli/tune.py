@@ -34,6 +34,10 @@ def tune(model_options: ModelOptions, options: TuneOptions, program: ProgramOpti
     from redrafter_mlx.decoding.tuning import tune as measure_and_choose
     from redrafter_mlx.loading.known import profile_folder, require_writable_cache
 
+    if model_options.no_drafter:
+        raise typer.BadParameter(
+            "there is no shape to choose without one; leave it out.", param_hint="--no-drafter"
+        )
     model = model_options.load(is_tuning=True)
     if model.drafter is None:
         raise ConfigError(

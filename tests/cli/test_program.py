@@ -103,6 +103,15 @@ def test_version(run: Run, args: list[str]) -> None:
         (["convert", "a", "--out", "b", "--draft-vocab", "0"], "--draft-vocab is 0; choose"),
         (["convert", "a", "--out", "b", "--draft-vocab", "9", "--from", ""], "'--from': it is em"),
         (["convert", "a", "--out", "b", "--quantize", "5"], "5 is neither 4 nor 8"),
+        (
+            ["convert", "a", "--out", "b", "--to", "pytorch", "--quantize", "4"],
+            "--quantize: it has",
+        ),
+        (
+            ["convert", "a", "--out", "b", "--to", "pytorch", "--dtype", "float16"],
+            "--dtype: it has",
+        ),
+        (["tune", "--no-drafter"], "--no-drafter: there is no shape"),
         (["convert", "a", "--out", "b", "--group-size", "48"], "48 is none of 32, 64, 128"),
         (["convert", "a", "--out", "b", "--draft-vocab", "9"], "--target's own answers"),
         (["convert", "a", "--out", "b", "--from", "c.npz"], "goes with --draft-vocab"),
