@@ -29,7 +29,7 @@ _MEASURE_SHARE = 0.7  # of the time; the rest checks the best shapes
 _NUM_CHECKED = 5
 _NUM_ROUNDS = 3  # of one shape at a turn
 _MAX_SWEEPS = 12
-_TRUST = 10.0  # rows that a drafter is taken to have guessed as well as it promised
+_TRUST = 5.0  # rows that a drafter is taken to have guessed as well as it promised
 _FIXED = GenerationConfig(ignore_eos=True, use_lookup=False, is_adaptive=False)
 
 Chances = npt.NDArray[np.float64]
@@ -43,14 +43,14 @@ class Candidate:
         shape: With its row budget.
         tokens_per_round: Along texts that the model wrote.
         predicted_seconds: A round, from the times of its parts.
-        measured_seconds: Rounds of the decode loop, in turn with those of the other shapes;
-            empty where the time did not allow any.
+        trials: Of the decode loop, in turn with those of the other shapes; empty where the
+            time did not allow any.
     """
 
     shape: BeamShape
     tokens_per_round: float
     predicted_seconds: float
-    measured_seconds: tuple[float, ...] = ()
+    trials: tuple[DecodeStats, ...] = ()
 
     @property
     def predicted_per_second(self) -> float:
@@ -60,9 +60,10 @@ class Candidate:
     @property
     def measured_per_second(self) -> float | None:
         """Tokens per second from measured rounds."""
-        if not self.measured_seconds:
+        if not self.trials:
             return None
-        return self.tokens_per_round / statistics.median(self.measured_seconds)
+        seconds = statistics.median(trial.seconds_per_round for trial in self.trials)
+        return self.tokens_per_round / seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,40 +175,56 @@ def _checked(
     openings: Sequence[Opening],
     limit: TimeLimit,
 ) -> list[Candidate]:
-    """Return the candidates with measured rounds of the best ones and of plain decoding.
+    """Return the candidates with measured rounds of plain decoding and of the best ones.
 
     They take turns behind one prompt after the other, until a sweep would not end in time.
+    The first turns of plain decoding and of the best one are taken in any case.
     """
     found = list(candidates)
-    places = [
-        place
-        for place, candidate in enumerate(found)
-        if place < _NUM_CHECKED or candidate.shape.num_draft_steps == 0
-    ]
+    places = sorted(range(len(found)), key=lambda place: found[place].shape.num_draft_steps > 0)
+    places = places[: 1 + _NUM_CHECKED]
     longest = sum((_NUM_ROUNDS + 2) * found[place].predicted_seconds for place in places)
-    for opening in islice(cycle(openings), _MAX_SWEEPS):
-        if not limit.allows(longest):
+    for sweep, opening in enumerate(islice(cycle(openings), _MAX_SWEEPS)):
+        if sweep > 0 and not limit.allows(longest):
             break
         started = time.perf_counter()
-        for place in places:
-            seconds = _round_seconds(model, found[place].shape, opening, limit)
-            measured = (*found[place].measured_seconds, *seconds)
-            found[place] = replace(found[place], measured_seconds=measured)
+        for turn, place in enumerate(places):
+            one = found[place]
+            if (sweep == 0 and turn < 2) or limit.allows(one.predicted_seconds):
+                trial = _trial(model, one.shape, opening, limit)
+                if trial.num_rounds:
+                    found[place] = replace(one, trials=(*one.trials, trial))
         longest = max(longest, time.perf_counter() - started)
-    return found
+    return _corrected(found)
 
 
-def _round_seconds(
-    model: LoadedModel, shape: BeamShape, opening: Opening, limit: TimeLimit
-) -> tuple[float, ...]:
-    """Return the mean time of a few rounds behind a prompt; nothing where none ended in time."""
+def _trial(model: LoadedModel, shape: BeamShape, opening: Opening, limit: TimeLimit) -> DecodeStats:
+    """Return the figures of a few rounds behind a prompt, of one if there is room for it."""
     config = replace(_FIXED, beam=shape)
     stats = DecodeStats()
     with closing(decode(model, opening.kv_cache, opening.prompt, config, stats)) as decoded:
         for _ in decoded:
-            if stats.num_rounds >= _NUM_ROUNDS or not limit.allows(stats.seconds_per_round):
+            is_over = not limit.allows(stats.seconds_per_round)
+            if stats.num_rounds >= _NUM_ROUNDS or (stats.num_rounds and is_over):
                 break
-    return (stats.seconds_per_round,) if stats.num_rounds else ()
+    return stats
+
+
+def _corrected(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Scale what drafts promise by how much of it came true in the trials of all shapes.
+
+    Of the last round of a trial only the first token was taken.
+    """
+    right = promised = _TRUST
+    for candidate in candidates:
+        for trial in candidate.trials:
+            num_rounds = trial.num_rounds - 1
+            right += max(trial.emitted_tokens - 2 - num_rounds, 0)
+            promised += num_rounds * (candidate.tokens_per_round - 1)
+    share = right / promised
+    return [
+        replace(one, tokens_per_round=1 + share * (one.tokens_per_round - 1)) for one in candidates
+    ]
 
 
 def _candidate(measured: Measurements, shape: BeamShape, calibration: float) -> Candidate:

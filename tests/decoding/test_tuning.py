@@ -14,8 +14,10 @@ from redrafter_mlx.decoding.measuring import Measurements, measure, shapes_to_tr
 from redrafter_mlx.decoding.profile import find_profile, save_profile
 from redrafter_mlx.decoding.round import Engine
 from redrafter_mlx.decoding.samples import Sample
+from redrafter_mlx.decoding.stats import DecodeStats
 from redrafter_mlx.decoding.time_limit import TimeLimit
 from redrafter_mlx.decoding.tree import DraftTree
+from redrafter_mlx.decoding.tuning import Candidate
 from redrafter_mlx.models.decoder import Decoder
 from redrafter_mlx.models.drafter import Drafter
 from tests.toy import Oracle, toy_drafter, toy_model, toy_target
@@ -80,7 +82,7 @@ def test_each_shape_gets_the_rows_that_repay_their_cost() -> None:
         for found in tuning.rank(measured([[chain_sample(1)] * 40]))
         if (found.shape.beam_width, found.shape.beam_length) == (1, 5)
     ]
-    trust = (10 + 37) / (10 + 37 * sum(np.exp(-depth) for depth in range(1, 5)))
+    trust = (5 + 37) / (5 + 37 * sum(np.exp(-depth) for depth in range(1, 5)))
     chances = [trust * np.exp(-depth) for depth in (1, 2)]
     assert found.shape.max_rows == 3
     assert found.tokens_per_round == pytest.approx(1 + sum(chances), rel=0.01)
@@ -153,7 +155,7 @@ def test_a_round_is_counted_by_what_its_rows_promise_and_how_far_they_were_right
     assert tuning._tokens_per_round(texts, shape, 1.0) == pytest.approx(1.75, rel=0.01)
     assert tuning._tokens_per_round(texts, shape, 0.5) == pytest.approx(1.375, rel=0.01)
     assert tuning._tokens_per_round(texts, shape, 9.0) == pytest.approx(3.0)
-    assert tuning._calibration(texts) == pytest.approx(10 / (10 + 40 * 0.9375))
+    assert tuning._calibration(texts) == pytest.approx(5 / (5 + 40 * 0.9375))
 
 
 def test_walks_pass_over_what_rounds_brought() -> None:
@@ -269,6 +271,37 @@ def test_plain_decoding_is_measured_wherever_it_stands(monkeypatch: pytest.Monke
     best = tune_in_300_steps(monkeypatch).candidates[0]
     assert best.shape.num_draft_steps == 0
     assert best.measured_per_second == pytest.approx(1 / STEP)
+
+
+def test_without_time_for_all_plain_decoding_and_the_best_shape_are_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Law: no shape wins without a measured round of its own beside one of plain decoding."""
+    FakeClock(monkeypatch, 0.09)
+    monkeypatch.setattr(tuning, "MAX_STEPS", 20)
+    tuned = tune_in_300_steps(monkeypatch)
+    told = [found for found in tuned.candidates if found.measured_per_second]
+    assert [found.shape.num_draft_steps > 0 for found in told].count(False) == 1
+    assert len(told) >= 2 and tuned.candidates[0] in told
+
+
+def trial(num_rounds: int, num_tokens: int) -> DecodeStats:
+    """Return figures of a trial whose last round gave its first token only."""
+    return DecodeStats(num_rounds=num_rounds, emitted_tokens=num_tokens + 2, decode_seconds=1.0)
+
+
+@pytest.mark.parametrize(("num_tokens", "expected"), [(20, 1 + 5 / 15), (40, 1 + 25 / 15)])
+def test_what_rounds_brought_corrects_what_drafts_promise(num_tokens: int, expected: float) -> None:
+    """Law: twenty rounds of no use or of twice the use weigh against five that came true."""
+    plain = Candidate(BeamShape(1, 1), 1.0, 1.0, (trial(21, 20),))
+    drafts = [
+        Candidate(BeamShape(1, 4), 1.5, 1.0, (trial(21, num_tokens),)),
+        Candidate(BeamShape(2, 4), 2.0, 1.0),
+    ]
+    found = tuning._corrected([plain, *drafts])
+    assert found[0].tokens_per_round == 1.0
+    assert found[2].tokens_per_round == pytest.approx(expected)
+    assert found[1].tokens_per_round == pytest.approx(1 + (expected - 1) / 2)
 
 
 @pytest.mark.parametrize("at_share", [0.0, 0.2, 0.5])
