@@ -64,8 +64,11 @@ def _question(path: Path, number: int, line: str) -> Question:
 
 def _turns(values: Mapping[str, Any]) -> tuple[str, ...]:
     turns = values["turns"] if "turns" in values else values["prompt"]
-    turns = (turns,) if isinstance(turns, str) else tuple(turns)
-    if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+    if isinstance(turns, str) and "turns" not in values:
+        turns = [turns]
+    if not isinstance(turns, list) or not turns:
+        raise TypeError("no list")
+    if not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise ValueError("no text")
     "".join(turns).encode()  # refuses half a surrogate pair, which no tokenizer takes
-    return turns
+    return tuple(turns)

@@ -149,6 +149,8 @@ def distill(corpus: CorpusOptions, options: DistillOptions, program: ProgramOpti
     options.require_files()
     exchanges = options.read_prompts()
     model = load_target(corpus.model, corpus.dtype)
+    if options.read is not None:
+        _require_answers(options.read, model.target.config.vocab_size)
     create_corpus(corpus.out, identify(model.name, model.target))
     if options.read is not None:
         _read(model, corpus.out, options)
@@ -167,6 +169,17 @@ def load_target(name: str, dtype: str) -> LoadedModel:
     for notice in model.notices:
         render.note(notice)
     return model
+
+
+def _require_answers(file: Path, vocab_size: int) -> None:
+    """Refuse a file that cannot be read to its end, before there is a corpus of nothing."""
+    from redrafter_mlx.training.corpus import read_shard
+    from redrafter_mlx.training.texts import read_exchanges
+
+    if file.suffix == ".npz":
+        read_shard(file, vocab_size)
+    elif all(answer is None for answer in [one.answer for one in read_exchanges(file)]):
+        raise PromptError(f"{file} has no line with an answer to read; choose another file.")
 
 
 def _read(model: LoadedModel, folder: Path, options: DistillOptions) -> None:

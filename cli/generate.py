@@ -217,4 +217,5 @@ def _show_json(
 def _settings(model: LoadedModel, config: GenerationConfig) -> dict[str, Any]:
     """Return the settings; the beam is the one in use, None where nothing is drafted."""
     beam = asdict(config.beam or model.beam_shape) if model.drafter else None
-    return {**asdict(config), "beam": beam}
+    use_drafter = config.use_drafter and model.drafter is not None
+    return {**asdict(config), "beam": beam, "use_drafter": use_drafter}

@@ -140,8 +140,10 @@ def _count_answers(name: str, vocab_size: int, watch: Watch) -> npt.NDArray[np.i
     watch.note(f"Counting in {name}'s answers to {len(prompts)} prompts; this takes minutes.")
     counts = np.zeros(vocab_size, np.int64)
     config = GenerationConfig(max_tokens=ANSWER_TOKENS)
-    for prompt in prompts:
-        answer = generate(model, chat_prompt(model, prompt.text), config)
+    for prompt in (chat_prompt(model, prompt.text) for prompt in prompts):
+        if len(prompt) >= model.target.config.max_positions:
+            continue
+        answer = generate(model, prompt, config)
         np.add.at(counts, np.array([*answer.prompt_tokens, *answer.tokens]), 1)
     return counts
 

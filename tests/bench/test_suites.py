@@ -85,6 +85,8 @@ def test_a_text_keeps_its_line_separators_and_a_file_may_have_a_byte_order_mark(
         ([{"turns": []}], "Line 1 of .* is no question"),
         ([LINES[0], {"turns": [""]}], "Line 2 of .* is no question"),
         ([{"turns": [1]}], "Line 1 of"),
+        ([{"turns": "abc"}], "Line 1 of"),
+        ([{"turns": {"a": 1}}], "Line 1 of"),
         ([{"turns": ["\ud800"]}], "Line 1 of"),
         ([["Hi"]], "Line 1 of"),
         ([{"text": "Hi"}], "Line 1 of"),

@@ -126,18 +126,22 @@ def test_without_a_corpus_the_targets_own_answers_are_counted(
     tokenizer = LetterTokenizer()
     model = LoadedModel("tiny", None, target, None, tokenizer, frozenset({EOS}))
     monkeypatch.setattr("redrafter_mlx.loading.model.load", lambda name, **_: model)
-    monkeypatch.setattr(
-        "redrafter_mlx.generation.chat_prompt", lambda model, text: tokenizer.encode(text[:2])
-    )
     prompts = [*tune_prompts()[:2], *bench_prompts()[:2]]
-    monkeypatch.setattr("redrafter_mlx.prompts.tune_prompts", lambda: prompts[:2])
+    long = tune_prompts()[2]  # for the context, and left out
+
+    def chat_prompt(model: LoadedModel, text: str) -> list[int]:
+        ids = tokenizer.encode(text[:2])
+        return ids * target.config.max_positions if text == long.text else ids
+
+    monkeypatch.setattr("redrafter_mlx.generation.chat_prompt", chat_prompt)
+    monkeypatch.setattr("redrafter_mlx.prompts.tune_prompts", lambda: [long, *prompts[:2]])
     monkeypatch.setattr("redrafter_mlx.prompts.bench_prompts", lambda: prompts[2:])
     monkeypatch.setattr("redrafter_mlx.cli.import_drafter.ANSWER_TOKENS", 24)
     source, out = write_drafter(tmp_path / "source"), tmp_path / "out"
     options = ("--target", "tiny", "--draft-vocab", "20")
     result = run("convert", str(source), "--out", str(out), *options)
     assert result.exit_code == 0
-    assert "Counting in tiny's answers to 4 prompts" in result.stderr
+    assert "Counting in tiny's answers to 5 prompts" in result.stderr
     counts = np.zeros(CONFIG.vocab_size, int)
     for prompt in prompts:
         config = GenerationConfig(max_tokens=24)

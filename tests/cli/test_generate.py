@@ -296,6 +296,7 @@ def test_json_without_a_drafter(run: Run, library: FakeLibrary) -> None:
     values = read_json(run(*ASK, "--json").stdout)
     assert values["drafter"] is None
     assert values["settings"]["beam"] is None
+    assert values["settings"]["use_drafter"] is False
 
 
 def test_compare_shows_both_speeds_and_that_ids_agree(run: Run, library: FakeLibrary) -> None:

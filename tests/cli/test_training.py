@@ -110,6 +110,18 @@ def test_a_file_that_asks_nothing_makes_no_corpus(run: Run, tmp_path: Path) -> N
     assert not Path("c").exists()
 
 
+@pytest.mark.parametrize(
+    "text", ["\n", '{"prompt": "Who?"}\n', '{"prompt": "Who?", "response": "I"}\n{']
+)
+def test_texts_that_cannot_be_read_make_no_corpus(
+    run: Run, tiny: LoadedModel, tmp_path: Path, text: str
+) -> None:
+    file = tmp_path / "texts.jsonl"
+    file.write_text(text)
+    assert run("distill", "--read", str(file), "--out", "c").exit_code == 1
+    assert not Path("c").exists()
+
+
 def test_texts_by_others_are_read(run: Run, tiny: LoadedModel, tmp_path: Path) -> None:
     path = write_prompts(tmp_path, response="A number.")
     result = run("distill", "--out", str(tmp_path / "corpus"), "--read", str(path))
@@ -139,9 +151,9 @@ def test_prompts_of_a_corpus_are_those_that_chat_sends(
     monkeypatch.setattr("redrafter_mlx.conversation.stream_generate", send)
     list(Conversation(model).ask("What is 0?"))
     path = write_prompts(tmp_path, response="A number.")
-    for option in ("--prompts", "--read"):
+    for option, how in (("--prompts", DISTILL), ("--read", ())):
         out = tmp_path / option
-        result = run("distill", "--out", str(out), option, str(path), *DISTILL)
+        result = run("distill", "--out", str(out), option, str(path), *how)
         assert result.exit_code == 0, result.stderr
         sample = read_shard(open_corpus(out).shards[0], len(tokenizer))[0]
         assert sample.tokens[: sample.prompt_length].tolist() == sent[0]
