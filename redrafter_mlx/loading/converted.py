@@ -123,10 +123,14 @@ def convert_once(folder: Path, origin: Origin, convert: Callable[[Path], object]
     """
     try:
         convert(folder)
-    except CheckpointError:
-        if not is_complete(folder):
-            raise
-        return
+    except CheckpointError as error:
+        if is_complete(folder):
+            return
+        if folder.exists():
+            raise CheckpointError(
+                f"{folder} has no config.json; remove it and run again."
+            ) from error
+        raise
     with suppress(ReDrafterError):
         write_json(folder / ORIGIN_FILE, origin.to_dict())
 

@@ -17,10 +17,12 @@ from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import Quantization
 from redrafter_mlx.errors import CheckpointError, ConfigError
+from redrafter_mlx.folders import require_free
 from redrafter_mlx.loading import hub
 from redrafter_mlx.loading.converted import (
     Origin,
     conversion_folder,
+    convert_once,
     is_conversion,
     read_origin,
 )
@@ -281,3 +283,11 @@ def test_what_a_folder_tells_of_its_origin_may_be_damaged(tmp_path: Path) -> Non
     for text in ("", "[]", "{}", '{"name": "x", "quantization": 5}', '{"quantization": [9, 1]}'):
         (tmp_path / "origin.json").write_text(text)
         assert read_origin(tmp_path) is None
+
+
+def test_a_conversion_whose_config_was_lost_is_to_be_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").touch()
+    with pytest.raises(CheckpointError, match=r"model has no config\.json; remove it and run aga"):
+        convert_once(folder, Origin("model"), require_free)
