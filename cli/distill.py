@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from redrafter_mlx.training.settings import DistillConfig
 
 if TYPE_CHECKING:
     from redrafter_mlx.loading.model import LoadedModel
-    from redrafter_mlx.training.corpus import Ids
+    from redrafter_mlx.training.corpus import Ids, Sample
     from redrafter_mlx.training.distill import DistillProgress
     from redrafter_mlx.training.texts import Exchange
 
@@ -144,18 +143,20 @@ def distill(corpus: CorpusOptions, options: DistillOptions, program: ProgramOpti
     """Let a model answer prompts, for a drafter to learn from; it goes on where it stopped."""
     from redrafter_mlx.loading.target import identify
     from redrafter_mlx.training.corpus import create_corpus
+    from redrafter_mlx.training.reading import add_samples
 
     config = options.config()
     options.require_files()
     exchanges = options.read_prompts()
     model = load_target(corpus.model, corpus.dtype)
-    if options.read is not None:
-        _require_answers(options.read, model.target.config.vocab_size)
+    # All is read before there is a corpus, so that a broken file leaves none.
+    samples = [] if options.read is None else _read_samples(model, options.read)
     create_corpus(corpus.out, identify(model.name, model.target))
-    if options.read is not None:
-        _read(model, corpus.out, options)
-    else:
+    if options.read is None:
         _answer(model, corpus.out, options, config, exchanges)
+        return
+    add_samples(corpus.out, options.read, samples)
+    render.line(f"{corpus.out}: {render.counted(len(samples), 'text')} to read")
 
 
 def load_target(name: str, dtype: str) -> LoadedModel:
@@ -171,26 +172,13 @@ def load_target(name: str, dtype: str) -> LoadedModel:
     return model
 
 
-def _require_answers(file: Path, vocab_size: int) -> None:
-    """Refuse a file that cannot be read to its end, before there is a corpus of nothing."""
-    from redrafter_mlx.training.corpus import read_shard
-    from redrafter_mlx.training.texts import read_exchanges
+def _read_samples(model: LoadedModel, file: Path) -> list[Sample]:
+    from redrafter_mlx.training.reading import read_samples, text_encoder
 
-    if file.suffix == ".npz":
-        read_shard(file, vocab_size)
-    elif all(answer is None for answer in [one.answer for one in read_exchanges(file)]):
-        raise PromptError(f"{file} has no line with an answer to read; choose another file.")
-
-
-def _read(model: LoadedModel, folder: Path, options: DistillOptions) -> None:
-    from redrafter_mlx.training.reading import add_texts, text_encoder
-
-    assert options.read is not None
-    eos = model.tokenizer.eos_token_id
-    encode = text_encoder(model.tokenizer, eos, min(2048, model.target.config.max_positions))
-    with progress.activity(f"Reading {options.read} ..."):
-        num = add_texts(folder, options.read, encode, model.target.config.vocab_size)
-    render.line(f"{folder}: {render.counted(num, 'text')} to read")
+    config, eos = model.target.config, model.tokenizer.eos_token_id
+    encode = text_encoder(model.tokenizer, eos, min(2048, config.max_positions))
+    with progress.activity(f"Reading {file} ..."):
+        return read_samples(file, encode, config.vocab_size)
 
 
 def _answer(
@@ -201,8 +189,9 @@ def _answer(
     exchanges: list[Exchange] | None,
 ) -> None:
     from redrafter_mlx.training.distill import distill
+    from redrafter_mlx.training.reading import file_digest
 
-    source = "built-in" if options.prompts is None else _digest(options.prompts)
+    source = "built-in" if options.prompts is None else file_digest(options.prompts)
     place = (folder, config.part(source))
     prompts = _encoded(model, exchanges, options.seed)
     with bar("Answering") as answering:
@@ -252,13 +241,6 @@ def _encoded(model: LoadedModel, exchanges: list[Exchange] | None, seed: int) ->
         return
     for exchange in exchanges:
         yield np.array(render_chat(model.tokenizer, exchange.messages), np.int32)
-
-
-def _digest(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise PromptError(f"{path} cannot be read ({error.strerror}); check the path.") from error
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,38 +17,42 @@ from redrafter_mlx.training.texts import Exchange, read_exchanges
 SHARD_SAMPLES = 64
 
 
-def add_texts(
-    folder: Path, source: Path, encode: Callable[[Exchange], Sample | None], vocab_size: int
-) -> int:
-    """Add a file's prompts with their answers to a corpus, to be read by the target.
+def read_samples(
+    source: Path, encode: Callable[[Exchange], Sample | None], vocab_size: int
+) -> list[Sample]:
+    """Return a file's prompts with their answers.
 
     Args:
-        folder: The corpus.
         source: What ``read_exchanges`` reads, with answers; or an ``.npz`` of answers that
             the target gave, which keep their temperatures.
         encode: Turns an exchange into a sample, ``None`` for one to leave out.
         vocab_size: Ids are smaller than this.
 
-    Returns:
-        The number of samples; what an earlier call of the same file wrote is kept.
-
     Raises:
         PromptError: The file cannot be read, or no line of it has an answer.
     """
     if source.suffix == ".npz":
-        samples: Iterable[Sample] = read_shard(source, vocab_size)
+        samples = read_shard(source, vocab_size)
     else:
-        samples = _encoded(source, encode)
-    part, total = f"read-{_digest(source)}", 0
-    remaining = iter(samples)
-    for number, group in enumerate(iter(lambda: list(islice(remaining, SHARD_SAMPLES)), [])):
-        total += len(group)
+        samples = [sample for sample in map(encode, read_exchanges(source)) if sample is not None]
+    if not samples:
+        raise PromptError(f"{source} has no line with an answer to read; choose another file.")
+    return samples
+
+
+def add_samples(folder: Path, source: Path, samples: Sequence[Sample]) -> None:
+    """Add a file's samples to a corpus, to be read by the target.
+
+    Args:
+        folder: The corpus.
+        source: The file; what an earlier call wrote of it is kept.
+        samples: All of its samples.
+    """
+    part = f"read-{file_digest(source)[:8]}"
+    for number, start in enumerate(range(0, len(samples), SHARD_SAMPLES)):
         path = shard_path(folder, part, number)
         if not path.exists():
-            write_shard(path, group)
-    if total == 0:
-        raise PromptError(f"{source} has no line with an answer to read; choose another file.")
-    return total
+            write_shard(path, samples[start : start + SHARD_SAMPLES])
 
 
 def text_encoder(
@@ -77,15 +80,13 @@ def text_encoder(
     return encode
 
 
-def _encoded(source: Path, encode: Callable[[Exchange], Sample | None]) -> Iterator[Sample]:
-    for exchange in read_exchanges(source):
-        sample = encode(exchange)
-        if sample is not None:
-            yield sample
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal.
 
-
-def _digest(path: Path) -> str:
+    Raises:
+        PromptError: It cannot be read.
+    """
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise PromptError(f"{path} cannot be read ({error.strerror}); check the path.") from error

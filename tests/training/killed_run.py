@@ -76,7 +76,8 @@ def read(folder: Path) -> None:
     create_corpus(folder / "corpus", identify("toy", toy_target()))
     texts = folder / "texts.txt"
     texts.write_text("".join(f"{number}\n" for number in range(150)))
-    reading.add_texts(folder / "corpus", texts, encode, 50)
+    samples = reading.read_samples(texts, encode, 50)
+    reading.add_samples(folder / "corpus", texts, samples)
 
 
 def die(*_: Any, **__: Any) -> None:

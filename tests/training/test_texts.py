@@ -12,7 +12,7 @@ import pytest
 from redrafter_mlx.errors import PromptError
 from redrafter_mlx.text import render_chat
 from redrafter_mlx.training.corpus import Sample, read_shard, write_shard
-from redrafter_mlx.training.reading import add_texts, text_encoder
+from redrafter_mlx.training.reading import add_samples, read_samples, text_encoder
 from redrafter_mlx.training.texts import read_exchanges
 from tests import small_tokenizers
 
@@ -151,7 +151,9 @@ def test_read_text_is_rendered_as_a_chat_is(tmp_path: Path, tokenizer) -> None:
     """Law: the ids before the answer are those that a chat would send for the same question."""
     path = write_lines(tmp_path / "x.jsonl", {"prompt": "Hi?", "response": "The fox."})
     encode = text_encoder(tokenizer, tokenizer.eos_token_id, 512)
-    assert add_texts(tmp_path, path, encode, 1000) == 1
+    samples = read_samples(path, encode, 1000)
+    assert len(samples) == 1
+    add_samples(tmp_path, path, samples)
     (shard,) = tmp_path.glob("shard-*.npz")
     (sample,) = read_shard(shard, 1000)
     asked = render_chat(tokenizer, [user("Hi?")])
@@ -166,7 +168,10 @@ def test_long_answers_are_cut_and_long_prompts_left_out(tmp_path: Path, tokenize
     encode = text_encoder(tokenizer, tokenizer.eos_token_id, asked + 4)
     lines = [{"prompt": "Hi?", "response": "The fox jumps over the lazy dog."}]
     lines += [{"prompt": "Hi? " * 20, "response": "Ho."}, {"prompt": "Hi?"}]
-    assert add_texts(tmp_path, write_lines(tmp_path / "x.jsonl", *lines), encode, 1000) == 1
+    path = write_lines(tmp_path / "x.jsonl", *lines)
+    samples = read_samples(path, encode, 1000)
+    assert len(samples) == 1
+    add_samples(tmp_path, path, samples)
     (shard,) = tmp_path.glob("shard-*.npz")
     (sample,) = read_shard(shard, 1000)
     assert sample.num_answer_tokens == 4
@@ -177,16 +182,18 @@ def test_answers_of_an_npz_keep_their_temperature(tmp_path: Path) -> None:
     samples = [Sample(np.arange(5, dtype=np.int32), 2, temp) for temp in (0.0, 0.8)] * 40
     write_shard(tmp_path / "answers.npz", samples)
     folder = tmp_path / "corpus"
-    assert add_texts(folder, tmp_path / "answers.npz", lambda _: None, 50) == 80
+    samples = read_samples(tmp_path / "answers.npz", lambda _: None, 50)
+    assert len(samples) == 80
+    add_samples(folder, tmp_path / "answers.npz", samples)
     shards = sorted(folder.glob("shard-*.npz"))
     times = [shard.stat().st_mtime_ns for shard in shards]
     read = [sample for shard in shards for sample in read_shard(shard, 50)]
     assert [round(sample.temperature, 3) for sample in read] == [0.0, 0.8] * 40
-    add_texts(folder, tmp_path / "answers.npz", lambda _: None, 50)
+    add_samples(folder, tmp_path / "answers.npz", samples)
     assert [shard.stat().st_mtime_ns for shard in shards] == times
 
 
 def test_file_without_answers_is_refused(tmp_path: Path, tokenizer) -> None:
     path = write_lines(tmp_path / "x.jsonl", {"prompt": "Hi?"})
     with pytest.raises(PromptError, match="no line with an answer"):
-        add_texts(tmp_path, path, text_encoder(tokenizer, None, 99), 1000)
+        read_samples(path, text_encoder(tokenizer, None, 99), 1000)
