@@ -7,6 +7,7 @@ has taken in a_r ... a_{r+d-1} and guesses a_{r+d}, which the target chose from 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -242,9 +243,15 @@ _label_cross_entropy.vjp(_label_cross_entropy_vjp)
 
 
 def _normalise(logits: mx.array) -> tuple[mx.array, mx.array]:
-    """Return log sum exp, read off the largest probability, and the probabilities."""
-    drafted = mx.softmax(logits, axis=-1, precise=True)
-    return logits.max(axis=-1) - mx.log(drafted.max(axis=-1)), drafted
+    """Return log sum exp and the probabilities."""
+    largest = logits.max(axis=-1)
+    if mx.default_device() == mx.cpu:
+        # Its powers take a quarter of the time of its exponentials (docs/training.md).
+        powers = mx.power(math.e, logits - largest[..., None])
+        total = powers.sum(axis=-1)
+        return largest + mx.log(total), powers / total[..., None]
+    probs = mx.softmax(logits, axis=-1, precise=True)
+    return largest - mx.log(probs.max(axis=-1)), probs
 
 
 def _states(
