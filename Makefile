@@ -30,6 +30,10 @@ ifeq ($(shell uname -s),Linux)
 OPENBLAS ?= $(firstword $(wildcard /usr/lib/$(shell uname -m)-linux-gnu/openblas-pthread/libopenblas.so.0))
 ifneq ($(OPENBLAS),)
 RUN := LD_PRELOAD=$(OPENBLAS) OPENBLAS_NUM_THREADS=1
+# One that is older than the processor takes it for a Prescott, and runs at a fifth of its speed.
+ifneq ($(shell env OPENBLAS_VERBOSE=2 LD_PRELOAD=$(OPENBLAS) true 2>&1 | grep Prescott),)
+RUN += $(if $(shell grep -m1 avx512vl /proc/cpuinfo),OPENBLAS_CORETYPE=SkylakeX)
+endif
 else
 BLAS_NOTE := echo "OpenBLAS is not installed, so speed will be poor: apt-get install libopenblas0-pthread" >&2
 endif
