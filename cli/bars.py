@@ -50,6 +50,16 @@ def bar(text: str) -> Iterator[Bar]:
         yield _TerminalBar(progress)
 
 
+@contextmanager
+def resumable(how: str) -> Iterator[None]:
+    """Say behind Ctrl-C how what it broke off goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(f"Broken off; go on with {how}")
+        raise
+
+
 class _TerminalBar:
     """A bar of rich's; what stays is printed above it."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from redrafter_mlx.cli import progress, render
-from redrafter_mlx.cli.bars import Bar, bar
+from redrafter_mlx.cli.bars import Bar, bar, resumable
 from redrafter_mlx.cli.options import Dtype, ProgramOptions
 from redrafter_mlx.cli.usage import from_options, named, named_path, refuse_idle
 from redrafter_mlx.config import DEFAULT_MODEL
@@ -194,7 +194,7 @@ def _answer(
     source = "built-in" if options.prompts is None else file_digest(options.prompts)
     place = (folder, config.part(source))
     prompts = _encoded(model, exchanges, options.seed)
-    with bar("Answering") as answering:
+    with resumable("the same options"), bar("Answering") as answering:
         done = distill(
             model.target,
             model.eos_ids,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from redrafter_mlx.cli import render
-from redrafter_mlx.cli.bars import bar
+from redrafter_mlx.cli.bars import bar, resumable
 from redrafter_mlx.cli.distill import load_target
 from redrafter_mlx.cli.options import Dtype, ProgramOptions
 from redrafter_mlx.cli.usage import from_options, named, named_path
@@ -139,6 +139,11 @@ class TrainOptions:
         TRAINING.seed
     )
 
+    def __post_init__(self) -> None:
+        """Refuse two lengths of a run."""
+        if self.steps is not None and self.epochs != TRAINING.epochs:
+            raise typer.BadParameter("it contradicts --epochs; give one.", param_hint="--steps")
+
     def config(self) -> TrainingConfig:
         """Return the library's settings.
 
@@ -185,7 +190,8 @@ def train(
     for folder in plan.corpus:
         open_corpus(folder)  # refuses what is none before the model is loaded
     model = load_target(files.model, files.dtype)
-    trained = _with_bars(model, plan)
+    with resumable("the same options and --resume"):
+        trained = _with_bars(model, plan)
     _draw(plan)
     for line in summary(plan.out, trained):
         render.line(line)

@@ -180,6 +180,8 @@ def main() -> None:
             (folder / "prompts.txt").write_text("\n".join(questions(options.prompts)) + "\n")
     except CheckpointError as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

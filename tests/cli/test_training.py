@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,28 @@ def test_missing_matplotlib_is_one_line(
     assert "No curves were drawn: pip install 'redrafter-mlx[plots]'" in result.stderr
 
 
+@pytest.mark.usefixtures("elsewhere")
+def test_ctrl_c_tells_how_to_go_on(
+    run: Run, tiny: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_off(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    distil = ("distill", "--out", "c", "--prompts", str(write_prompts(tmp_path)), *DISTILL)
+    for command, broken, how in (
+        (distil, "training.distill.decode_batch", "the same options"),
+        (("train", "--corpus", "c", "--out", "d", *TRAIN), "training.trainer.cut_gradients",
+         "the same options and --resume"),
+    ):  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setattr(f"redrafter_mlx.{broken}", break_off)
+            result = run(*command)
+        assert result.exit_code == 130
+        assert result.stderr.endswith(f"Broken off; go on with {how}\n")
+        resumed = run(*command, *(["--resume"] if "--resume" in how else []))
+        assert resumed.exit_code == 0, resumed.stderr
+
+
 INTO_D = ("train", "--corpus", "absent", "--out", "d")
 
 
@@ -213,6 +236,7 @@ INTO_D = ("train", "--corpus", "absent", "--out", "d")
         ((*INTO_D, "--learning-rate", "0"), 2, " --learning-rate is 0.0;"),
         ((*INTO_D, "--epochs", "0"), 2, " --epochs is 0.0;"),
         ((*INTO_D, "--steps", "0"), 2, " --steps is 0;"),
+        ((*INTO_D, "--steps", "9", "--epochs", "1"), 2, "--steps: it contradicts --epochs"),
         ((*INTO_D, "--held-out", "0.6"), 2, " --held-out is 0.6;"),
         (("train", "--corpus", "absent", "--out", "d", "--dtype", "x"), 2, "'x' is not one of"),
         (("train", "--corpus", "x", "--out", "d", "--hidden-gb", "nan"), 2, " --hidden-gb is nan;"),
@@ -315,16 +339,17 @@ def test_every_option_of_train_reaches_the_library(
         "--corpus": tmp_path / "c", "--out": tmp_path / "d", "--model": "m", "--dtype": "float16",
         "--init-from": "source", "--resume": "", "--hidden-gb": 2.5, "--exit-dim": 24,
         "--layers": 1, "--head": "own", "--draft-vocab": 60, "--draft-length": 3,
-        "--labels": "hard", "--batch-size": 64, "--learning-rate": 0.002, "--epochs": 3.5,
-        "--steps": 6, "--weight-decay": 0.02, "--depth-decay": 0.7, "--held-out": 0.1,
-        "--evaluate-every": 3, "--checkpoint-every": 4, "--seed": 5,
+        "--labels": "hard", "--batch-size": 64, "--learning-rate": 0.002, "--weight-decay": 0.02,
+        "--depth-decay": 0.7, "--held-out": 0.1, "--evaluate-every": 3, "--checkpoint-every": 4,
+        "--seed": 5,
     }  # fmt: skip
-    assert options.keys() == options_of("train")
-    assert run("train", *given(options)).stderr.endswith("enough\n")
+    lengths: list[dict[str, object]] = [{"--epochs": 3.5}, {"--steps": 6}]
+    for length in lengths:
+        assert run("train", *given(options | length)).stderr.endswith("enough\n")
+    assert options_of("train") == options.keys() | {"--epochs", "--steps"}
     config = TrainingConfig(
         draft_length=3, labels="hard", depth_decay=0.7, batch_size=64, learning_rate=0.002,
-        weight_decay=0.02, epochs=3.5, steps=6, held_out=0.1, evaluate_every=3,
-        checkpoint_every=4, seed=5,
+        weight_decay=0.02, held_out=0.1, evaluate_every=3, checkpoint_every=4, seed=5,
     )  # fmt: skip
     wanted = TrainingPlan(
         corpus=(tmp_path / "c",),
@@ -335,7 +360,11 @@ def test_every_option_of_train_reaches_the_library(
         max_hidden_bytes=2_500_000_000,
         resume=True,
     )
-    assert (plans, loads) == ([wanted], [("m", "float16")])
+    assert plans == [
+        replace(wanted, config=replace(config, epochs=3.5)),
+        replace(wanted, config=replace(config, steps=6)),
+    ]
+    assert loads == 2 * [("m", "float16")]
 
 
 def test_every_option_of_distill_reaches_the_library(
