@@ -40,7 +40,8 @@ def read_questions(path: Path) -> list[Question]:
         # Not splitlines: a text may hold a line separator that ends no line of JSON.
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise PromptError(f"{path} cannot be read: {error}.") from error
+        reason = getattr(error, "strerror", None) or error
+        raise PromptError(f"{path} cannot be read ({reason}); check the file.") from error
     found = [_question(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise PromptError(f"{path} has no question; give JSON lines with turns.")

@@ -15,7 +15,12 @@ from redrafter_mlx.cli.options import Dtype, ProgramOptions
 from redrafter_mlx.cli.usage import from_options, named, named_path, refuse_idle
 from redrafter_mlx.config import DEFAULT_MODEL
 from redrafter_mlx.errors import PromptError
-from redrafter_mlx.training.settings import DistillConfig
+from redrafter_mlx.training.settings import (
+    BUILT_IN_PROMPTS,
+    DEFAULT_TOKENS,
+    MAX_READ_TOKENS,
+    DistillConfig,
+)
 
 if TYPE_CHECKING:
     from redrafter_mlx.loading.model import LoadedModel
@@ -24,8 +29,6 @@ if TYPE_CHECKING:
     from redrafter_mlx.training.texts import Exchange
 
 DEFAULTS = DistillConfig()
-DEFAULT_TOKENS = 1_000_000
-BUILT_IN_PROMPTS = 200_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +179,7 @@ def _read_samples(model: LoadedModel, file: Path) -> list[Sample]:
     from redrafter_mlx.training.reading import read_samples, text_encoder
 
     config, eos = model.target.config, model.tokenizer.eos_token_id
-    encode = text_encoder(model.tokenizer, eos, min(2048, config.max_positions))
+    encode = text_encoder(model.tokenizer, eos, min(MAX_READ_TOKENS, config.max_positions))
     with progress.activity(f"Reading {file} ..."):
         return read_samples(file, encode, config.vocab_size)
 
