@@ -18,13 +18,14 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.bench.torch_training import peak_bytes
-from redrafter_mlx.config import DrafterConfig
+from redrafter_mlx.config import DrafterConfig, check_range
 from redrafter_mlx.errors import ConfigError, ReDrafterError
 from redrafter_mlx.models.decoder import Decoder
 from redrafter_mlx.models.drafter import RecurrentDrafter
@@ -151,8 +152,9 @@ def write_problem(problem: Problem, size: Size, path: Path) -> None:
     """Write what the other side needs: the weights, and the batches as the trainer takes them."""
     config = size.config
     num_rows = config.chunk_length + config.draft_length
-    pool = next(plan_steps(problem.lengths, config.chunk_length, config.num_chunks, config.seed))
-    batches = list(gather(problem.samples, pool, num_rows))
+    pools = plan_steps(problem.lengths, config.chunk_length, config.num_chunks, config.seed)
+    chunks = list(islice(chain.from_iterable(pools), size.steps))
+    batches = list(gather(problem.samples, chunks, num_rows))
     arrays = {f"weight/{name}": np.array(w) for name, w in trainable(problem.network).items()}
     arrays |= {
         "head": np.array(problem.target.model.embed_tokens.weight),
@@ -262,6 +264,11 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only-ours", action="store_true", help="train once, print JSON")
     options = parser.parse_args()
+    try:
+        check_range("steps", options.steps, 2, 10_000)
+        check_range("trials", options.trials, 1, 1000)
+    except ConfigError as error:
+        parser.error(str(error))
     size = Size(options.hidden_size, options.vocab_size, options.batch_size, options.steps)
     if options.only_ours:
         mx.set_default_device(mx.cpu)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from redrafter_mlx.bench.equality import parse_shape
-from redrafter_mlx.config import DEFAULT_MODEL, BeamShape
+from redrafter_mlx.config import DEFAULT_MODEL, BeamShape, check_range
 from redrafter_mlx.errors import ConfigError, ReDrafterError
 from redrafter_mlx.loading.model import LoadedModel, load
 from redrafter_mlx.loading.target import identify
@@ -31,15 +31,20 @@ def walk_corpus(
 
     Raises:
         CheckpointError: The corpus is another target's.
-        ConfigError: The model has no drafter.
+        ConfigError: The model has no drafter, or the corpus no greedy answer; or ``limit``
+            is less than 1.
     """
     if model.drafter is None:
         raise ConfigError(f"No drafter was found for {model.name}; name one with --drafter.")
+    if limit is not None:
+        check_range("limit", limit, 1, 2**31)
     corpus = open_corpus(folder)
     require_target(corpus, identify(model.name, model.target))
     shards = prepare_features(model.target, corpus, MAX_HIDDEN_BYTES, lambda _: None)
     samples = SampleSet(model.target, shards)
     greedy = [index for index in range(len(samples)) if samples.sample(index).is_greedy][:limit]
+    if not greedy:
+        raise ConfigError(f"{folder} has no greedy answer to walk along; distill with --temp 0.")
     walks = dict.fromkeys(shapes, Walk(0, 0))
     for index in greedy:
         hidden, tokens = samples.hidden(index), samples.sample(index).answer

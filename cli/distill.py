@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,6 +24,7 @@ from redrafter_mlx.training.settings import (
 
 if TYPE_CHECKING:
     from redrafter_mlx.loading.model import LoadedModel
+    from redrafter_mlx.text import Message
     from redrafter_mlx.training.corpus import Ids, Sample
     from redrafter_mlx.training.distill import DistillProgress
     from redrafter_mlx.training.texts import Exchange
@@ -108,6 +109,17 @@ class DistillOptions:
             if file is not None and not file.is_file():
                 raise PromptError(f"{file} cannot be read (it is no file); check the path.")
 
+    def source(self) -> str:
+        """Return what tells one source of prompts or texts from another.
+
+        Raises:
+            PromptError: A file cannot be read.
+        """
+        from redrafter_mlx.training.reading import file_digest
+
+        file = self.prompts or self.read
+        return "built-in" if file is None else file_digest(file)
+
     def read_prompts(self) -> list[Exchange] | None:
         """Return what the file asks, ``None`` where the built-in prompts serve.
 
@@ -150,15 +162,17 @@ def distill(corpus: CorpusOptions, options: DistillOptions, program: ProgramOpti
 
     config = options.config()
     options.require_files()
-    exchanges = options.read_prompts()
+    source, exchanges = options.source(), options.read_prompts()
     model = load_target(corpus.model, corpus.dtype)
     # All is read before there is a corpus, so that a broken file leaves none.
     samples = [] if options.read is None else _read_samples(model, options.read)
+    prompts = None if exchanges is None else _encoded(model, exchanges, config)
     create_corpus(corpus.out, identify(model.name, model.target))
     if options.read is None:
-        _answer(model, corpus.out, options, config, exchanges)
+        place = (corpus.out, config.part(f"{source} {model.target.dtype}"))
+        _answer(model, place, config, prompts)
         return
-    add_samples(corpus.out, options.read, samples)
+    add_samples(corpus.out, source, samples)
     render.line(f"{corpus.out}: {render.counted(len(samples), 'text')} to read")
 
 
@@ -185,35 +199,28 @@ def _read_samples(model: LoadedModel, file: Path) -> list[Sample]:
 
 
 def _answer(
-    model: LoadedModel,
-    folder: Path,
-    options: DistillOptions,
-    config: DistillConfig,
-    exchanges: list[Exchange] | None,
+    model: LoadedModel, place: tuple[Path, str], config: DistillConfig, prompts: list[Ids] | None
 ) -> None:
+    """Answer prompts, or built-in ones where there are none."""
     from redrafter_mlx.training.distill import distill
-    from redrafter_mlx.training.reading import file_digest
 
-    source = "built-in" if options.prompts is None else file_digest(options.prompts)
-    place = (folder, config.part(source))
-    prompts = _encoded(model, exchanges, options.seed)
     with resumable("the same options"), bar("Answering") as answering:
         done = distill(
             model.target,
             model.eos_ids,
-            prompts,
+            _built_in(model, config.seed) if prompts is None else prompts,
             place,
             config,
-            _reporter(answering, config, exchanges),
+            _reporter(answering, config, prompts),
         )
     render.line(
-        f"{folder}: {render.counted(done.num_prompts, 'answer')}, {done.num_tokens} tokens, "
+        f"{place[0]}: {render.counted(done.num_prompts, 'answer')}, {done.num_tokens} tokens, "
         f"{_rate(done) if done.new_tokens else 'complete already'}"
     )
 
 
 def _reporter(
-    answering: Bar, config: DistillConfig, exchanges: list[Exchange] | None
+    answering: Bar, config: DistillConfig, prompts: list[Ids] | None
 ) -> Callable[[DistillProgress], None]:
     """Return what shows the tokens so far, or the prompts where nobody said how many tokens."""
 
@@ -221,7 +228,7 @@ def _reporter(
         if config.num_tokens is not None:
             answering.show(done.num_tokens, config.num_tokens, f"tokens · {_rate(done)}")
         else:
-            answering.show(done.num_prompts, len(exchanges or ()), f"prompts · {_rate(done)}")
+            answering.show(done.num_prompts, len(prompts or ()), f"prompts · {_rate(done)}")
 
     return report
 
@@ -230,20 +237,40 @@ def _rate(done: DistillProgress) -> str:
     return f"{done.new_tokens / max(done.seconds, 1e-9):.0f} tokens/s"
 
 
-def _encoded(model: LoadedModel, exchanges: list[Exchange] | None, seed: int) -> Iterator[Ids]:
-    """Yield the prompts as the chat template puts them to the model."""
+def _built_in(model: LoadedModel, seed: int) -> Iterator[Ids]:
+    """Yield the built-in prompts as the chat template puts them to the model."""
+    from redrafter_mlx.prompts import training_prompts
+
+    for text in training_prompts(BUILT_IN_PROMPTS, seed):
+        yield _rendered(model, [{"role": "user", "content": text}])
+
+
+def _encoded(model: LoadedModel, exchanges: list[Exchange], config: DistillConfig) -> list[Ids]:
+    """Return what a file asks as the chat template puts it, without what is too long."""
+    from redrafter_mlx.training.distill import longest_prompt
+
+    prompts = []
+    for number, exchange in enumerate(exchanges, 1):
+        try:
+            prompts.append(_rendered(model, exchange.messages))
+        except PromptError as error:
+            raise PromptError(f"Prompt {number} of the file: {error}") from error
+    longest = longest_prompt(model.target, config)
+    fitting = [prompt for prompt in prompts if 0 < len(prompt) <= longest]
+    if not fitting:
+        raise PromptError(f"No prompt of the file has 1 to {longest} tokens; shorten them.")
+    if len(fitting) < len(prompts):
+        left_out = render.counted(len(prompts) - len(fitting), "prompt")
+        render.note(f"{left_out} left out for more than {longest} tokens")
+    return fitting
+
+
+def _rendered(model: LoadedModel, messages: Sequence[Message]) -> Ids:
     import numpy as np
 
-    from redrafter_mlx.prompts import training_prompts
     from redrafter_mlx.text import render_chat
 
-    if exchanges is None:
-        for text in training_prompts(BUILT_IN_PROMPTS, seed):
-            messages = [{"role": "user", "content": text}]
-            yield np.array(render_chat(model.tokenizer, messages), np.int32)
-        return
-    for exchange in exchanges:
-        yield np.array(render_chat(model.tokenizer, exchange.messages), np.int32)
+    return np.array(render_chat(model.tokenizer, messages), np.int32)
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -9,6 +9,7 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from redrafter_mlx.convert.drafter_file import CONFIG_FILE, DrafterTensors, read
 from redrafter_mlx.convert.names import DRAFT_VOCAB, head_name
 from redrafter_mlx.errors import CheckpointError, ConfigError, ShapeError
 from redrafter_mlx.folders import new_folder
+from redrafter_mlx.models.packing import dequantized
 from redrafter_mlx.weights import write_json
 
 
@@ -61,7 +63,7 @@ def export_drafter(folder: Path, out: Path, target: TargetSide | None = None) ->
     with new_folder(out) as partial:
         write_json(partial / CONFIG_FILE, pytorch_config(config))
         _save(partial / WEIGHTS_FILE, tensors)
-    return config
+    return replace(config, head="own", head_scale=1.0, draft_vocab_size=None, quantization=None)
 
 
 def pytorch_config(config: DrafterConfig) -> dict[str, Any]:
@@ -81,19 +83,8 @@ def pytorch_config(config: DrafterConfig) -> dict[str, Any]:
 
 def _dense(drafter: DrafterTensors) -> dict[str, mx.array]:
     """Return the tensors in float32, quantised layers multiplied out."""
-    tensors, packing = drafter.tensors, drafter.config.quantization
-    dense = {}
-    for name, tensor in tensors.items():
-        module, _, part = name.rpartition(".")
-        if f"{module}.scales" not in tensors or part == "bias":
-            dense[name] = tensor
-        elif part == "weight":
-            assert packing is not None
-            scales, biases = tensors[f"{module}.scales"], tensors[f"{module}.biases"]
-            dense[name] = mx.dequantize(
-                tensor, scales, biases, group_size=packing.group_size, bits=packing.bits
-            )
-    return {name: tensor.astype(mx.float32) for name, tensor in dense.items()}
+    packing = drafter.config.quantization
+    return dequantized(drafter.tensors, asdict(packing) if packing else {}, mx.float32)
 
 
 def _target_head(config: DrafterConfig, target: TargetSide | None) -> mx.array:

@@ -128,11 +128,17 @@ def _sync_folder(folder: Path) -> None:
 def _sync(path: str) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
+        sync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync(handle: int) -> None:
+    """Wait until what was written to an open file is on the disk itself, where that is known."""
+    try:
         os.fsync(handle)
         if sys.platform == "darwin":  # where fsync leaves the data in the drive's cache
             fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # not on this file system
             raise
-    finally:
-        os.close(handle)

@@ -96,7 +96,7 @@ def _cpu_name() -> str:
 def profile_key(target: Decoder, drafter: Drafter) -> ProfileKey:
     """Return what a profile of this pair holds for, here and now."""
     matrix = Matrix.of(target.model.layers[0].mlp.down_proj)
-    dtype = str(target.model.norm.weight.dtype).removeprefix("mlx.core.")
+    dtype = str(target.dtype).removeprefix("mlx.core.")
     return ProfileKey(
         chip=chip_name(),
         model=target.fingerprint,

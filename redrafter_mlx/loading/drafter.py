@@ -11,9 +11,10 @@ from redrafter_mlx.config import DrafterConfig
 from redrafter_mlx.convert.drafter_file import check_draft_vocab, check_entries
 from redrafter_mlx.convert.names import DRAFT_VOCAB
 from redrafter_mlx.errors import CheckpointError, ShapeError
-from redrafter_mlx.loading.modules import compute_dtype, dequantized, fill
+from redrafter_mlx.loading.modules import compute_dtype, fill
 from redrafter_mlx.models.decoder import Decoder
 from redrafter_mlx.models.drafter import Drafter, RecurrentDrafter
+from redrafter_mlx.models.packing import dequantized
 from redrafter_mlx.weights import load_tensors, read_json
 
 _MAKE_AGAIN = "make the drafter again by redrafter-mlx convert or train"
@@ -48,7 +49,7 @@ def load_drafter(folder: Path, target: Decoder, dtype: str = "auto") -> Drafter:
     check_entries(tensors, folder)
     fill(network, tensors, settings, what="drafter")
     check_draft_vocab(tensors.get(DRAFT_VOCAB), config, folder)
-    network.set_dtype(target.model.norm.weight.dtype)
+    network.set_dtype(target.dtype)
     mx.eval(network.parameters())  # else the first draft would pay for the cast
     return Drafter(network, target)
 

@@ -11,8 +11,9 @@ import mlx.core as mx
 
 from redrafter_mlx.config import DrafterConfig
 from redrafter_mlx.errors import CheckpointError, ReDrafterError
-from redrafter_mlx.loading.modules import compute_dtype, dequantized
+from redrafter_mlx.loading.modules import compute_dtype
 from redrafter_mlx.loading.target import read_target
+from redrafter_mlx.models.packing import dequantized
 from redrafter_mlx.models.target_config import TargetConfig
 from redrafter_mlx.sizes import total_memory_bytes
 from redrafter_mlx.weights import load_tensors, read_json

@@ -11,9 +11,7 @@ from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import DTYPES
 from redrafter_mlx.errors import CheckpointError, ConfigError
-from redrafter_mlx.models.packing import quantization_of, quantize_as_stored
-
-Tensors = dict[str, mx.array]
+from redrafter_mlx.models.packing import Tensors, quantize_as_stored
 
 
 def compute_dtype(dtype: str) -> mx.Dtype | None:
@@ -27,34 +25,6 @@ def compute_dtype(dtype: str) -> mx.Dtype | None:
     if dtype == "auto":
         return None if mx.default_device().type == mx.gpu else mx.float32
     return None if dtype == "stored" else getattr(mx, dtype)
-
-
-def dequantized(tensors: Tensors, settings: Mapping[str, Any], dtype: mx.Dtype) -> Tensors:
-    """Return every floating tensor in ``dtype``, quantised ones multiplied out.
-
-    The product is rounded to the dtype of the stored scales before the cast, as
-    ``mlx_lm.convert --dequantize`` does: a model has the same weights in every dtype.
-    """
-    plain = {}
-    for name, tensor in tensors.items():
-        module, _, kind = name.rpartition(".")
-        if f"{module}.scales" not in tensors or kind == "bias":
-            plain[name] = tensor
-        elif kind == "weight":
-            plain[name] = _multiplied_out(module, tensors, settings)
-    return {
-        name: tensor.astype(dtype) if mx.issubdtype(tensor.dtype, mx.floating) else tensor
-        for name, tensor in plain.items()
-    }
-
-
-def _multiplied_out(module: str, tensors: Tensors, settings: Mapping[str, Any]) -> mx.array:
-    settings = quantization_of(module, settings)
-    weight, scales = tensors[f"{module}.weight"], tensors[f"{module}.scales"]
-    try:
-        return mx.dequantize(weight, scales, tensors.get(f"{module}.biases"), **settings)
-    except ValueError as error:
-        raise CheckpointError(f"{module} cannot be dequantised: {error}.") from error
 
 
 def fill(module: nn.Module, tensors: Tensors, settings: Mapping[str, Any], what: str) -> None:

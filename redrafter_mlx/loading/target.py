@@ -13,8 +13,9 @@ import numpy as np
 from redrafter_mlx.config import TargetIdentity
 from redrafter_mlx.convert.tensor_job import row_runs
 from redrafter_mlx.errors import CheckpointError
-from redrafter_mlx.loading.modules import Tensors, compute_dtype, dequantized, fill
+from redrafter_mlx.loading.modules import compute_dtype, fill
 from redrafter_mlx.models.decoder import Decoder
+from redrafter_mlx.models.packing import Tensors, dequantized
 from redrafter_mlx.models.stored_tensors import HEAD, is_unused, require_head
 from redrafter_mlx.models.target_config import TargetConfig, stored_quantization
 from redrafter_mlx.weights import load_tensors, read_json

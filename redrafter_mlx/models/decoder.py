@@ -187,6 +187,12 @@ class Decoder(nn.Module):
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     @property
+    def dtype(self) -> mx.Dtype:
+        """What its layers compute in."""
+        found: mx.Dtype = self.model.norm.weight.dtype
+        return found
+
+    @property
     def is_tied(self) -> bool:
         """Whether the output head is the embedding's matrix."""
         return "lm_head" not in self

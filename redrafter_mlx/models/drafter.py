@@ -115,7 +115,7 @@ class Drafter:
         """What its layers compute in."""
         kinds = (value.dtype for value in self._parameters.values())
         floating = (kind for kind in kinds if mx.issubdtype(kind, mx.floating))
-        return next(floating, self._target.model.norm.weight.dtype)
+        return next(floating, self._target.dtype)
 
     @property
     def bytes_read(self) -> int:

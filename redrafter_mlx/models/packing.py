@@ -6,9 +6,12 @@ from collections.abc import Container, Mapping
 from itertools import product
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
 
 from redrafter_mlx.errors import CheckpointError
+
+Tensors = dict[str, mx.array]
 
 # The (group_size, bits) that each of MLX's modes has kernels for.
 _PACKINGS = {
@@ -69,3 +72,31 @@ def quantize_as_stored(
             f"The {what} cannot be quantised as config.json says "
             f"({' '.join(str(error).split())}); get the {what} again."
         ) from error
+
+
+def dequantized(tensors: Tensors, settings: Mapping[str, Any], dtype: mx.Dtype) -> Tensors:
+    """Return every floating tensor in ``dtype``, quantised ones multiplied out.
+
+    The product is rounded to the dtype of the stored scales before the cast, as
+    ``mlx_lm.convert --dequantize`` does: a model has the same weights in every dtype.
+    """
+    plain = {}
+    for name, tensor in tensors.items():
+        module, _, kind = name.rpartition(".")
+        if f"{module}.scales" not in tensors or kind == "bias":
+            plain[name] = tensor
+        elif kind == "weight":
+            plain[name] = _multiplied_out(module, tensors, settings)
+    return {
+        name: tensor.astype(dtype) if mx.issubdtype(tensor.dtype, mx.floating) else tensor
+        for name, tensor in plain.items()
+    }
+
+
+def _multiplied_out(module: str, tensors: Tensors, settings: Mapping[str, Any]) -> mx.array:
+    settings = quantization_of(module, settings)
+    weight, scales = tensors[f"{module}.weight"], tensors[f"{module}.scales"]
+    try:
+        return mx.dequantize(weight, scales, tensors.get(f"{module}.biases"), **settings)
+    except ValueError as error:
+        raise CheckpointError(f"{module} cannot be dequantised: {error}.") from error

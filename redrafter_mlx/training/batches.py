@@ -71,14 +71,14 @@ class SampleSet:
         return np.asarray(stored[start:end])
 
 
-def split_held_out(num_samples: int, share: float, seed: int) -> tuple[list[int], list[int]]:
-    """Return the sequences to train on and those held out, at least one of each if share > 0.
+def choose_held_out(num_samples: int, share: float, seed: int) -> list[int]:
+    """Return the sequences to hold out, at least one if share > 0, and at most all but one.
 
-    Those held out come in random order, so that the first ones stand for the whole corpus.
+    They come in random order, so that the first ones stand for the whole corpus.
     """
     order = np.random.default_rng([seed, 1]).permutation(num_samples)
     num_held = min(max(round(share * num_samples), int(share > 0)), max(num_samples - 1, 0))
-    return sorted(order[num_held:].tolist()), order[:num_held].tolist()
+    return order[:num_held].tolist()
 
 
 def chunks_of(index: int, num_answer_tokens: int, length: int) -> Chunks:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.errors import CheckpointError, ConfigError
+from redrafter_mlx.folders import sync
 from redrafter_mlx.training.files import write_object, write_whole
 from redrafter_mlx.training.optimizer import Arrays
 from redrafter_mlx.training.settings import first_difference
@@ -158,7 +158,7 @@ class RunLog:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno())
 
 
 def _of_kind(arrays: Arrays, kind: str) -> Arrays:

@@ -54,7 +54,8 @@ def distill(
     Args:
         target: The model that answers.
         eos_ids: Tokens that end an answer; the one it ended with is kept.
-        prompts: Token ids, the same ones in the same order each time.
+        prompts: Token ids, the same ones in the same order each time; empty ones and those
+            longer than ``longest_prompt`` are left out.
         place: The corpus's folder, and the part of it (``DistillConfig.part``).
         config: How to answer. The end of the target's context ends an answer, too.
         report: Called after each token of the batch.
@@ -64,7 +65,7 @@ def distill(
             not fit half precision.
     """
     folder, part = place
-    longest = min(config.max_prompt_tokens, target.config.max_positions - 1)
+    longest = longest_prompt(target, config)
     fitting = (prompt for prompt in prompts if 0 < len(prompt) <= longest)
     started = time.perf_counter()
     num_prompts = num_tokens = new_tokens = 0
@@ -87,6 +88,11 @@ def distill(
         num_prompts += len(samples)
         num_tokens += sum(sample.num_answer_tokens for sample in samples)
     return progress()
+
+
+def longest_prompt(target: Decoder, config: DistillConfig) -> int:
+    """Return how many tokens a prompt may have."""
+    return min(config.max_prompt_tokens, target.config.max_positions - 1)
 
 
 class _Writer:

@@ -75,8 +75,9 @@ def measure(
     """
     tally = _Tally(samples, indexes, config.draft_length)
     num_chunks = min(_CHUNKS_AT_ONCE, chunks_at_once(network, config))
-    for chunks in _all_chunks(samples, indexes, config.chunk_length, num_chunks):
-        (batch,) = gather(samples, [chunks], config.chunk_length + config.draft_length)
+    groups = _all_chunks(samples, indexes, config.chunk_length, num_chunks)
+    num_rows = config.chunk_length + config.draft_length
+    for chunks, batch in zip(groups, gather(samples, groups, num_rows), strict=True):
         tally.add(chunks, batch, objective, objective.scores(network, batch))
     return tally.measured()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import glob
 import json
-import os
 import secrets
 import zipfile
 import zlib
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from redrafter_mlx.errors import CheckpointError
+from redrafter_mlx.folders import sync
 
 # What np.load raises on a damaged archive and on other files.
 LOAD_ERRORS = (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
@@ -41,7 +41,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
                 fcntl.flock(file, fcntl.LOCK_EX)
             write(file)
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno())
             partial.replace(path)
     except OSError as error:
         raise CheckpointError(

@@ -40,15 +40,15 @@ def read_samples(
     return samples
 
 
-def add_samples(folder: Path, source: Path, samples: Sequence[Sample]) -> None:
+def add_samples(folder: Path, digest: str, samples: Sequence[Sample]) -> None:
     """Add a file's samples to a corpus, to be read by the target.
 
     Args:
         folder: The corpus.
-        source: The file; what an earlier call wrote of it is kept.
+        digest: The file's; what an earlier call wrote of it is kept.
         samples: All of its samples.
     """
-    part = f"read-{file_digest(source)[:8]}"
+    part = f"read-{digest[:8]}"
     for number, start in enumerate(range(0, len(samples), SHARD_SAMPLES)):
         path = shard_path(folder, part, number)
         if not path.exists():

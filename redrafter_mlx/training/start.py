@@ -8,7 +8,6 @@ from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import DrafterConfig, TargetIdentity
@@ -16,13 +15,15 @@ from redrafter_mlx.convert.drafter_file import DrafterTensors, read_drafter
 from redrafter_mlx.convert.names import DRAFT_VOCAB, head_name
 from redrafter_mlx.errors import CheckpointError, ConfigError
 from redrafter_mlx.loading.drafter import check_fit
-from redrafter_mlx.loading.modules import dequantized
 from redrafter_mlx.models.decoder import Decoder
 from redrafter_mlx.models.drafter import RecurrentDrafter
 from redrafter_mlx.models.matrix import Matrix
+from redrafter_mlx.models.packing import dequantized
+from redrafter_mlx.training.corpus import Ids
 from redrafter_mlx.training.settings import NUM_DRAFT_LAYERS, DrafterShape
 
-ChooseTokens = Callable[[int], npt.NDArray[np.int32]]
+# Gives that many tokens to keep, ascending; of these where any are named.
+ChooseTokens = Callable[[int, Ids | None], Ids]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +58,7 @@ def start_network(
     Args:
         target: The model to draft for.
         options: What to make.
-        choose_tokens: Gives that many tokens to keep, ascending.
+        choose_tokens: Chooses a draft vocabulary.
 
     Raises:
         CheckpointError: ``init_from`` cannot be read, or was made for another target.
@@ -95,7 +96,7 @@ def _new_network(
     mx.random.seed(options.seed)
     network = RecurrentDrafter(config)
     if shape.draft_vocab_size is not None:
-        network.draft_vocab = mx.array(choose_tokens(shape.draft_vocab_size))
+        network.draft_vocab = mx.array(choose_tokens(shape.draft_vocab_size, None))
     _silence_blocks(network, 0)
     if "input_proj" in network:
         weight = np.array(network.input_proj.weight)
@@ -182,7 +183,7 @@ def _kept_tokens(
     options: StartOptions,
     choose_tokens: ChooseTokens,
     tensors: dict[str, mx.array],
-) -> npt.NDArray[np.int32] | None:
+) -> Ids | None:
     """Return the draft vocabulary: the one asked for, else the one that there is.
 
     A head of its own that is cut to as many tokens has no rows for others, and keeps its own.
@@ -192,13 +193,14 @@ def _kept_tokens(
     is_cut = former is not None and old.head == "own"
     if size is None or (is_cut and size == old.draft_vocab_size):
         return former
-    chosen = choose_tokens(size)
-    if former is not None and is_cut and not np.isin(chosen, former).all():
+    if former is None or not is_cut:
+        return choose_tokens(size, None)
+    if size > len(former):
         raise ConfigError(
-            f"The head of {options.init_from} is cut to {len(former)} tokens, and others are "
-            "asked for; leave the draft vocabulary out."
+            f"The head of {options.init_from} is cut to {len(former)} tokens, and {size} are "
+            "asked for; ask for fewer, or leave the draft vocabulary out."
         )
-    return chosen
+    return choose_tokens(size, former)
 
 
 def _fill(network: RecurrentDrafter, old: DrafterConfig, tensors: dict[str, mx.array]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,7 @@ def read_exchanges(path: Path) -> Iterator[Exchange]:
     try:
         with _open(path) as file:
             yield from _read_list(file, path) if _is_list(file, path) else _read_lines(file, path)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise PromptError(f"{path} cannot be read ({error}); check the file.") from error
 
 
@@ -62,9 +63,9 @@ def _open(path: Path) -> TextIO:
 def _is_list(file: TextIO, path: Path) -> bool:
     if not path.name.removesuffix(".gz").endswith(".json"):
         return False
-    first = file.read(1)
+    first = next((line for line in file if line.strip()), "")
     file.seek(0)
-    return first == "["
+    return first.lstrip().startswith("[")
 
 
 def _read_list(file: TextIO, path: Path) -> Iterator[Exchange]:

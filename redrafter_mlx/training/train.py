@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -9,20 +10,20 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from redrafter_mlx.config import DrafterConfig
-from redrafter_mlx.convert.draft_vocab import most_used
+from redrafter_mlx.convert.draft_vocab import Counts, most_used
 from redrafter_mlx.convert.drafter import ImportOptions, write_drafter
 from redrafter_mlx.loading.model import LoadedModel
 from redrafter_mlx.loading.target import identify
+from redrafter_mlx.models.decoder import Decoder
 from redrafter_mlx.training.batches import SampleSet
 from redrafter_mlx.training.checkpoint import begin_run, check_run, read_settings
-from redrafter_mlx.training.corpus import Corpus, open_corpus, read_shard, require_target
+from redrafter_mlx.training.corpus import Corpus, Ids, open_corpus, read_shard, require_target
 from redrafter_mlx.training.features import FeatureProgress, Shard, prepare_features
 from redrafter_mlx.training.loss import Objective
 from redrafter_mlx.training.settings import MAX_HIDDEN_BYTES, DrafterShape, TrainingConfig
-from redrafter_mlx.training.start import StartOptions, network_tensors, start_network
+from redrafter_mlx.training.start import ChooseTokens, StartOptions, network_tensors, start_network
 from redrafter_mlx.training.trainer import Outcome, StepReport, Trainer
 
 
@@ -54,14 +55,24 @@ class TrainingPlan:
         out = self.out.resolve()
         return out.with_name(f"{out.name}.training")
 
-    def settings(self, corpora: Sequence[Corpus]) -> dict[str, Any]:
+    def settings(self, target: Decoder, corpora: Sequence[Corpus]) -> dict[str, Any]:
         """Return all that the weights depend on, as a JSON object."""
         return {
             **self.config.to_dict(),
             **asdict(self.shape),
+            "dtype": str(target.dtype),
             "init_from": str(self.init_from) if self.init_from else None,
+            "init_digest": _digest(self.init_from) if self.init_from else None,
             "corpus": {str(c.folder): [shard.name for shard in c.shards] for c in corpora},
         }
+
+
+def _digest(folder: Path) -> str:
+    """Return the SHA-256 of a folder's files, in hexadecimal."""
+    found = hashlib.sha256()
+    for path in sorted(path for path in folder.glob("*") if path.is_file()):
+        found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,15 +134,13 @@ def prepare(
     corpora = _as_begun([open_corpus(folder) for folder in plan.corpus], plan)
     for corpus in corpora:
         require_target(corpus, identity)
-    settings = plan.settings(corpora)
+    settings = plan.settings(model.target, corpora)
     check_run(plan.run_folder, settings, resume=plan.resume)
     counts = _count_tokens(corpora, identity.vocab_size)
     options = StartOptions(
         plan.shape, plan.config.draft_length, identity, plan.init_from, plan.config.seed
     )
-    network = start_network(
-        model.target, options, lambda size: most_used(counts, size, model.eos_ids)
-    )
+    network = start_network(model.target, options, _chooser(counts, model.eos_ids))
     shards = _shards(model, corpora, plan.max_hidden_bytes, on_features)
     is_cut = network.config.draft_vocab_size is not None
     token_ids: mx.array | None = network.draft_vocab if is_cut else None
@@ -186,7 +195,19 @@ def _shards(
     return shards
 
 
-def _count_tokens(corpora: Sequence[Corpus], vocab_size: int) -> npt.NDArray[np.int64]:
+def _chooser(counts: Counts, eos_ids: frozenset[int]) -> ChooseTokens:
+    """Return what chooses the most used tokens, those that end an answer always."""
+
+    def choose(size: int, among: Ids | None) -> Ids:
+        if among is None:
+            return most_used(counts, size, eos_ids)
+        always = np.flatnonzero(np.isin(among, list(eos_ids))).tolist()
+        return among[most_used(counts[among], size, always)]
+
+    return choose
+
+
+def _count_tokens(corpora: Sequence[Corpus], vocab_size: int) -> Counts:
     """Return how often each token is in an answer, (vocab_size,)."""
     counts = np.zeros(vocab_size, np.int64)
     for path in (path for corpus in corpora for path in corpus.shards):

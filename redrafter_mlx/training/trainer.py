@@ -20,10 +20,10 @@ from redrafter_mlx.models.drafter import RecurrentDrafter
 from redrafter_mlx.training.batches import (
     Batch,
     SampleSet,
+    choose_held_out,
     gather,
     plan_epoch,
     plan_steps,
-    split_held_out,
 )
 from redrafter_mlx.training.checkpoint import (
     Best,
@@ -110,9 +110,12 @@ class Trainer:
         self._config = config
         self._folder = folder
         usable = [i for i in range(len(samples)) if samples.sample(i).num_answer_tokens > 1]
-        train, held = split_held_out(len(usable), config.held_out, config.seed)
-        self._sizes = [(usable[i], samples.sample(usable[i]).num_answer_tokens) for i in train]
+        held = choose_held_out(len(usable), config.held_out, config.seed)
         self._held_out = _first_positions(samples, [usable[i] for i in held])
+        measured = set(self._held_out)
+        self._sizes = [
+            (i, samples.sample(i).num_answer_tokens) for i in usable if i not in measured
+        ]
         if not self._sizes:
             raise ConfigError("The corpus has no answer of two tokens or more; make a larger one.")
         self.num_steps = config.steps or self._count_steps()

@@ -26,9 +26,16 @@ def test_walk_of_a_drafter_that_knows_the_answer(tmp_path: Path) -> None:
     # 13 tokens behind the first, 4, 3 and 1 a round; the text that was only read is left out.
     assert [walks[shape].num_rounds for shape in shapes] == [4, 5, 13]
     assert {walk.num_emitted for walk in walks.values()} == {13}
-    assert (
-        walk_corpus(toy_model(target, oracle), tmp_path, shapes, limit=0)[shapes[0]].num_rounds == 0
-    )
+    with pytest.raises(ConfigError, match="limit is 0"):
+        walk_corpus(toy_model(target, oracle), tmp_path, shapes, limit=0)
+
+
+def test_corpus_without_a_greedy_answer_is_refused(tmp_path: Path) -> None:
+    target = toy_target()
+    tokens = random_samples(1)[0].tokens
+    corpus_on_disk(tmp_path, target, [Sample(tokens, 1, 0.8), Sample(tokens, 1, float("nan"))])
+    with pytest.raises(ConfigError, match="has no greedy answer"):
+        walk_corpus(toy_model(target, Oracle(target, [3], [1])), tmp_path, [BeamShape(1, 4)])
 
 
 def test_model_without_a_drafter_is_refused(tmp_path: Path) -> None:

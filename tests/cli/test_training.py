@@ -20,7 +20,7 @@ from redrafter_mlx.cli import bars
 from redrafter_mlx.cli.main import app
 from redrafter_mlx.cli.train import held_out_lines, step_words
 from redrafter_mlx.conversation import Conversation
-from redrafter_mlx.errors import ConfigError
+from redrafter_mlx.errors import ConfigError, PromptError
 from redrafter_mlx.loading.drafter import load_drafter
 from redrafter_mlx.loading.model import LoadedModel
 from redrafter_mlx.loading.target import identify
@@ -158,6 +158,39 @@ def test_prompts_of_a_corpus_are_those_that_chat_sends(
         assert result.exit_code == 0, result.stderr
         sample = read_shard(open_corpus(out).shards[0], len(tokenizer))[0]
         assert sample.tokens[: sample.prompt_length].tolist() == sent[0]
+
+
+def test_prompts_that_are_too_long_are_left_out_with_a_word(
+    run: Run, tiny: LoadedModel, tmp_path: Path
+) -> None:
+    longest = tiny.target.config.max_positions - 1
+    prompts = tmp_path / "long.txt"
+    prompts.write_text("b" * 9 * longest + "\n")
+    command = ("distill", "--out", str(tmp_path / "c"), "--prompts", str(prompts), *DISTILL)
+    result = run(*command)
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert f"No prompt of the file has 1 to {longest} tokens" in result.stderr
+    assert not (tmp_path / "c").exists()
+    prompts.write_text(prompts.read_text() + "abc\n")
+    result = run(*command)
+    assert f"1 prompt left out for more than {longest} tokens" in result.stderr
+    assert ": 1 answer, " in result.stdout
+
+
+def test_prompt_that_the_template_refuses_is_named_and_makes_no_corpus(
+    run: Run, tiny: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(tokenizer: Any, messages: Any) -> list[int]:
+        if "11" in messages[0]["content"]:
+            raise PromptError("The template refuses it.")
+        return [1, 2]
+
+    monkeypatch.setattr("redrafter_mlx.text.render_chat", refuse)
+    prompts = write_prompts(tmp_path)
+    result = run("distill", "--out", str(tmp_path / "c"), "--prompts", str(prompts), *DISTILL)
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "Prompt 12 of the file: The template refuses it." in result.stderr
+    assert not (tmp_path / "c").exists()
 
 
 def test_built_in_prompts_serve_where_there_is_no_file(

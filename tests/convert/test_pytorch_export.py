@@ -68,7 +68,8 @@ def test_tied_head_is_written_out_and_tied_again(tmp_path: Path, cut) -> None:
     folder = imported(tmp_path, tied_tensors(target), target=target, draft_vocab=cut)
     config = read_drafter(folder).config
     assert config.head == "tied"
-    export_drafter(folder, tmp_path / "torch", target)
+    written = export_drafter(folder, tmp_path / "torch", target)
+    assert (written.head, written.head_scale, written.draft_vocab_size) == ("own", 1.0, None)
     head = load_tensors(tmp_path / "torch")["lm_head.2.weight"]
     assert mx.array_equal(head, config.head_scale * target.head)
     options = ImportOptions(target=target, draft_vocab=cut, draft_length=config.draft_length)
@@ -83,7 +84,7 @@ def test_tied_head_is_written_out_and_tied_again(tmp_path: Path, cut) -> None:
 def test_quantised_layers_are_multiplied_out(tmp_path: Path) -> None:
     packing = Quantization(8, 32)
     folder = imported(tmp_path, random_tensors(), quantization=packing)
-    export_drafter(folder, tmp_path / "torch")
+    assert export_drafter(folder, tmp_path / "torch").quantization is None
     packed = load_tensors(folder)
     weight, scales, biases = (packed[f"rnn_w.{part}"] for part in ("weight", "scales", "biases"))
     expected = mx.dequantize(weight, scales, biases, group_size=32, bits=8).astype(mx.float32)

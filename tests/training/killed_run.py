@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.loading.target import identify
-from redrafter_mlx.training import checkpoint, distill, features, files, reading, trainer
+from redrafter_mlx.training import checkpoint, distill, features, reading, trainer
 from redrafter_mlx.training.corpus import READ, Sample, create_corpus
 from redrafter_mlx.training.distill import DistillConfig
 from redrafter_mlx.training.settings import DrafterShape, TrainingConfig
@@ -77,7 +77,7 @@ def read(folder: Path) -> None:
     texts = folder / "texts.txt"
     texts.write_text("".join(f"{number}\n" for number in range(150)))
     samples = reading.read_samples(texts, encode, 50)
-    reading.add_samples(folder / "corpus", texts, samples)
+    reading.add_samples(folder / "corpus", reading.file_digest(texts), samples)
 
 
 def die(*_: Any, **__: Any) -> None:
@@ -106,12 +106,12 @@ PHASES: dict[str, tuple[int, Any, str]] = {
     "checkpoint": (3, checkpoint.mx, "save_safetensors"),
     # Four of hidden states, the settings, the log, the first checkpoint; two steps and a
     # checkpoint, two steps: now the third one is written whole and not moved yet.
-    "moving": (13, files.os, "fsync"),
+    "moving": (13, os, "fsync"),
     "writing": (1, sys.modules["redrafter_mlx.training.train"], "write_drafter"),
     "answering": (14, distill, "decode_batch"),
     "answer shard": (2, distill, "write_shard"),
-    "answer to be moved": (5, files.os, "fsync"),
-    "answers begun": (1, files.os, "fsync"),
+    "answer to be moved": (5, os, "fsync"),
+    "answers begun": (1, os, "fsync"),
     "reading": (2, reading, "write_shard"),
 }
 

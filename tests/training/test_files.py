@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from redrafter_mlx.errors import CheckpointError
-from redrafter_mlx.training import files
 from redrafter_mlx.training.files import write_whole
 
 
@@ -30,7 +30,7 @@ def test_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monke
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(CheckpointError, match=r"x cannot be written \(No space left on device\)"):
         write_whole(path, lambda file: file.write(b"new"))
     assert path.read_bytes() == b"old"

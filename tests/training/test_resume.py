@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -21,7 +22,10 @@ from redrafter_mlx.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from redrafter_mlx.training.settings import DrafterShape
+from redrafter_mlx.training.train import train_drafter
 from redrafter_mlx.weights import load_tensors
+from tests.toy import toy_model, toy_target
 from tests.training import killed_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -147,20 +151,38 @@ def test_run_that_is_there_is_not_begun_again_unasked(whole: Path) -> None:
 
 
 def test_run_is_not_resumed_with_other_settings(tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    from redrafter_mlx.training.train import train_drafter
-    from tests.toy import toy_model, toy_target
-
     killed_run.write_corpus(tmp_path)
     killed_run.train(tmp_path)
     plan = killed_run.plan(tmp_path, resume=True)
     other = replace(plan, config=replace(plan.config, learning_rate=2e-2))
     with pytest.raises(ConfigError, match=r"learning_rate 0\.01, not 0\.02"):
         train_drafter(toy_model(toy_target()), other, lambda _: None, lambda _: None)
+    target = toy_target()
+    target.set_dtype(mx.float16)
+    with pytest.raises(ConfigError, match=r"dtype 'mlx\.core\.float32', not 'mlx\.core\.float16'"):
+        train_drafter(toy_model(target), plan, lambda _: None, lambda _: None)
     (tmp_path / "corpus/shard-toy-00003.npz").unlink()
     with pytest.raises(ConfigError, match=r"corpus \(4 shards\), not .*corpus \(3 shards\)"):
         killed_run.train(tmp_path, resume=True)
+
+
+def test_run_is_not_resumed_from_a_drafter_that_has_become_another(tmp_path: Path) -> None:
+    def train(out: str, source: str | None, *, resume: bool = False) -> None:
+        shape, start = (DrafterShape(), tmp_path / source) if source else (plan.shape, None)
+        wanted = replace(
+            plan, out=tmp_path / out, shape=shape, init_from=start, resume=resume,
+            config=replace(plan.config, steps=1),
+        )  # fmt: skip
+        train_drafter(toy_model(toy_target(), eos_ids=[2]), wanted, lambda _: None, lambda _: None)
+
+    killed_run.write_corpus(tmp_path)
+    plan = killed_run.plan(tmp_path)
+    train("source", None)
+    train("further", "source")
+    shutil.rmtree(tmp_path / "source")
+    (tmp_path / "further").rename(tmp_path / "source")
+    with pytest.raises(ConfigError, match="has init_digest '"):
+        train("further", "source", resume=True)
 
 
 @pytest.mark.slow

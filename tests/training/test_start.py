@@ -17,6 +17,7 @@ from redrafter_mlx.loading.target import identify
 from redrafter_mlx.models.decoder import Decoder
 from redrafter_mlx.models.drafter import RecurrentDrafter
 from redrafter_mlx.models.matrix import Matrix
+from redrafter_mlx.training.corpus import Ids
 from redrafter_mlx.training.loss import draft_features, head_logits
 from redrafter_mlx.training.settings import NUM_DRAFT_LAYERS, DrafterShape
 from redrafter_mlx.training.start import StartOptions, network_tensors, start_network
@@ -26,6 +27,10 @@ H, V = 32, 50
 CHOSEN = np.arange(1, 21, dtype=np.int32)
 
 
+def choose(size: int, among: Ids | None) -> Ids:
+    return (CHOSEN if among is None else among)[:size]
+
+
 @pytest.fixture(scope="module")
 def target() -> Decoder:
     return toy_target()
@@ -33,7 +38,7 @@ def target() -> Decoder:
 
 def start(target: Decoder, shape: DrafterShape, init_from: Path | None = None) -> RecurrentDrafter:
     options = StartOptions(shape, 3, identify("toy", target), init_from, seed=0)
-    return start_network(target, options, lambda size: CHOSEN[:size])
+    return start_network(target, options, choose)
 
 
 def saved(folder: Path, target: Decoder, options: ImportOptions, **changes: Any) -> Path:
@@ -127,6 +132,15 @@ def test_what_is_not_asked_for_is_as_in_the_source(tmp_path: Path, target: Decod
     assert (new.exit_dim, new.num_draft_layers, new.head) == (H, NUM_DRAFT_LAYERS, "tied")
 
 
+def test_own_head_that_is_cut_can_be_cut_further(tmp_path: Path, target: Decoder) -> None:
+    shape = {"exit_dim": H, "head": "own", "draft_vocab_size": 20}
+    folder = saved(tmp_path / "d", target, ImportOptions(), **shape)
+    source = start(target, DrafterShape(), folder)
+    cut = start(target, DrafterShape(draft_vocab_size=9), folder)
+    assert mx.array_equal(cut.draft_vocab, source.draft_vocab[:9])
+    assert mx.allclose(guesses(cut, target), guesses(source, target)[..., :9], atol=1e-4)
+
+
 def test_quantised_drafter_is_multiplied_out(tmp_path: Path, target: Decoder) -> None:
     options = ImportOptions(dtype="float32", quantization=Quantization(8, 32))
     network = start(target, DrafterShape(head="own"), saved(tmp_path / "d", target, options))
@@ -143,9 +157,9 @@ def test_quantised_drafter_is_multiplied_out(tmp_path: Path, target: Decoder) ->
         ({}, DrafterShape(num_draft_layers=1, head="own"), ConfigError, "has 2 residual blocks"),
         (
             {"draft_vocab_size": 20},
-            DrafterShape(head="own", draft_vocab_size=9),
+            DrafterShape(head="own", draft_vocab_size=21),
             ConfigError,
-            "is cut to 20 tokens",
+            "is cut to 20 tokens, and 21 are asked for",
         ),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from redrafter_mlx.errors import PromptError
 from redrafter_mlx.text import render_chat
 from redrafter_mlx.training.corpus import Sample, read_shard, write_shard
-from redrafter_mlx.training.reading import add_samples, read_samples, text_encoder
+from redrafter_mlx.training.reading import add_samples, file_digest, read_samples, text_encoder
 from redrafter_mlx.training.texts import read_exchanges
 from tests import small_tokenizers
 
@@ -71,6 +71,7 @@ def test_lines_of_every_shape(tmp_path: Path, line, messages, answer, packed: bo
 def test_objects_may_be_one_list(tmp_path: Path, packed: bool) -> None:
     path = tmp_path / ("x.json.gz" if packed else "x.json")
     data = json.dumps([{"prompt": "Hi?", "response": "Ho."}, {"prompt": "So?"}], indent=1).encode()
+    data = b"\n  " + data
     path.write_bytes(gzip.compress(data) if packed else data)
     first, second = read_exchanges(path)
     assert (list(first.messages), first.answer) == ([user("Hi?")], "Ho.")
@@ -135,7 +136,10 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         list(read_exchanges(tmp_path / "x.jsonl"))
     (tmp_path / "x.txt").write_bytes(b"\xff\xfe")
     (tmp_path / "x.gz").write_bytes(b"no gzip")
-    for name in ("x.txt", "x.gz", "absent.txt"):
+    packed = bytearray(gzip.compress(b'{"prompt": "Hi?"}\n' * 99))
+    packed[12:20] = bytes(8)
+    (tmp_path / "broken.gz").write_bytes(packed)
+    for name in ("x.txt", "x.gz", "broken.gz", "absent.txt"):
         with pytest.raises(PromptError, match="cannot be read"):
             list(read_exchanges(tmp_path / name))
 
@@ -153,7 +157,7 @@ def test_read_text_is_rendered_as_a_chat_is(tmp_path: Path, tokenizer) -> None:
     encode = text_encoder(tokenizer, tokenizer.eos_token_id, 512)
     samples = read_samples(path, encode, 1000)
     assert len(samples) == 1
-    add_samples(tmp_path, path, samples)
+    add_samples(tmp_path, file_digest(path), samples)
     (shard,) = tmp_path.glob("shard-*.npz")
     (sample,) = read_shard(shard, 1000)
     asked = render_chat(tokenizer, [user("Hi?")])
@@ -171,7 +175,7 @@ def test_long_answers_are_cut_and_long_prompts_left_out(tmp_path: Path, tokenize
     path = write_lines(tmp_path / "x.jsonl", *lines)
     samples = read_samples(path, encode, 1000)
     assert len(samples) == 1
-    add_samples(tmp_path, path, samples)
+    add_samples(tmp_path, file_digest(path), samples)
     (shard,) = tmp_path.glob("shard-*.npz")
     (sample,) = read_shard(shard, 1000)
     assert sample.num_answer_tokens == 4
@@ -184,12 +188,12 @@ def test_answers_of_an_npz_keep_their_temperature(tmp_path: Path) -> None:
     folder = tmp_path / "corpus"
     samples = read_samples(tmp_path / "answers.npz", lambda _: None, 50)
     assert len(samples) == 80
-    add_samples(folder, tmp_path / "answers.npz", samples)
+    add_samples(folder, file_digest(tmp_path / "answers.npz"), samples)
     shards = sorted(folder.glob("shard-*.npz"))
     times = [shard.stat().st_mtime_ns for shard in shards]
     read = [sample for shard in shards for sample in read_shard(shard, 50)]
     assert [round(sample.temperature, 3) for sample in read] == [0.0, 0.8] * 40
-    add_samples(folder, tmp_path / "answers.npz", samples)
+    add_samples(folder, file_digest(tmp_path / "answers.npz"), samples)
     assert [shard.stat().st_mtime_ns for shard in shards] == times
 
 

@@ -256,7 +256,7 @@ def test_step_in_which_nothing_counts_reports_numbers(
     assert report.held_out == Measured(0.0, (0.0,) * DEPTHS, 1.0)
 
 
-def test_held_out_part_that_is_measured_comes_from_the_whole_corpus(
+def test_held_out_part_comes_from_the_whole_corpus_and_the_rest_is_trained_on(
     target: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("redrafter_mlx.training.trainer.MAX_HELD_OUT_POSITIONS", 60)
@@ -267,7 +267,7 @@ def test_held_out_part_that_is_measured_comes_from_the_whole_corpus(
     measured = trainer._held_out
     assert len(measured) == 8
     assert min(measured) < 33 and max(measured) >= 66
-    assert not {index for index, _ in trainer._sizes} & set(measured)
+    assert {index for index, _ in trainer._sizes} == set(range(100)) - set(measured)
 
 
 def test_measurement_does_not_depend_on_how_it_is_cut_to_fit_the_memory(
