@@ -247,7 +247,7 @@ def _built_in(model: LoadedModel, seed: int) -> Iterator[Ids]:
 
 def _encoded(model: LoadedModel, exchanges: list[Exchange], config: DistillConfig) -> list[Ids]:
     """Return what a file asks as the chat template puts it, without what is too long."""
-    from redrafter_mlx.training.distill import longest_prompt
+    from redrafter_mlx.training.distill import is_fitting, longest_prompt
 
     prompts = []
     for number, exchange in enumerate(exchanges, 1):
@@ -256,12 +256,12 @@ def _encoded(model: LoadedModel, exchanges: list[Exchange], config: DistillConfi
         except PromptError as error:
             raise PromptError(f"Prompt {number} of the file: {error}") from error
     longest = longest_prompt(model.target, config)
-    fitting = [prompt for prompt in prompts if 0 < len(prompt) <= longest]
+    fitting = [prompt for prompt in prompts if is_fitting(prompt, longest)]
     if not fitting:
         raise PromptError(f"No prompt of the file has 1 to {longest} tokens; shorten them.")
     if len(fitting) < len(prompts):
         left_out = render.counted(len(prompts) - len(fitting), "prompt")
-        render.note(f"{left_out} left out for more than {longest} tokens")
+        render.note(f"{left_out} left out: not 1 to {longest} tokens")
     return fitting
 
 

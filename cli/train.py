@@ -65,7 +65,10 @@ class TrainFiles:
         False
     )
     hidden_gb: Annotated[
-        float, typer.Option(help="Most GB of hidden states to add on disk; the rest is run anew.")
+        float,
+        typer.Option(
+            help="Most GB of hidden states on disk, distill's in any case; the rest is run anew."
+        ),
     ] = MAX_HIDDEN_BYTES / 1e9
 
     def __post_init__(self) -> None:

@@ -219,7 +219,7 @@ def main() -> None:
     options = parser.parse_args()
     seen: set[str] = set()
     for question in questions(random.Random(options.seed)):
-        if len(seen) == options.count:
+        if len(seen) >= options.count:
             break
         if question not in seen:
             seen.add(question)

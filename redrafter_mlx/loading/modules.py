@@ -1,4 +1,4 @@
-"""Tensors into modules: quantisation as stored or undone, and strict names and shapes."""
+"""Tensors into modules: the dtype to compute in, what is quantised, strict names and shapes."""
 
 from __future__ import annotations
 

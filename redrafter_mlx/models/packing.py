@@ -1,4 +1,4 @@
-"""How config.json says that a module is quantised."""
+"""How config.json says that a module is quantised, and quantised tensors multiplied out."""
 
 from __future__ import annotations
 
@@ -79,6 +79,14 @@ def dequantized(tensors: Tensors, settings: Mapping[str, Any], dtype: mx.Dtype) 
 
     The product is rounded to the dtype of the stored scales before the cast, as
     ``mlx_lm.convert --dequantize`` does: a model has the same weights in every dtype.
+
+    Args:
+        tensors: By name.
+        settings: The ``quantization`` object of config.json; empty where nothing is quantised.
+        dtype: Of what is returned.
+
+    Raises:
+        CheckpointError: A layer cannot be multiplied out.
     """
     plain = {}
     for name, tensor in tensors.items():

@@ -66,7 +66,7 @@ def distill(
     """
     folder, part = place
     longest = longest_prompt(target, config)
-    fitting = (prompt for prompt in prompts if 0 < len(prompt) <= longest)
+    fitting = (prompt for prompt in prompts if is_fitting(prompt, longest))
     started = time.perf_counter()
     num_prompts = num_tokens = new_tokens = 0
 
@@ -93,6 +93,11 @@ def distill(
 def longest_prompt(target: Decoder, config: DistillConfig) -> int:
     """Return how many tokens a prompt may have."""
     return min(config.max_prompt_tokens, target.config.max_positions - 1)
+
+
+def is_fitting(prompt: Ids, longest: int) -> bool:
+    """Whether a prompt has a token and not too many."""
+    return 0 < len(prompt) <= longest
 
 
 class _Writer:

@@ -186,7 +186,7 @@ def _kept_tokens(
 ) -> Ids | None:
     """Return the draft vocabulary: the one asked for, else the one that there is.
 
-    A head of its own that is cut to as many tokens has no rows for others, and keeps its own.
+    A head of its own that is cut has no rows for other tokens: it keeps its own, or fewer.
     """
     former = np.array(tensors[DRAFT_VOCAB]) if DRAFT_VOCAB in tensors else None
     size = options.shape.draft_vocab_size

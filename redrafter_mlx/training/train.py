@@ -14,6 +14,7 @@ import numpy as np
 from redrafter_mlx.config import DrafterConfig
 from redrafter_mlx.convert.draft_vocab import Counts, most_used
 from redrafter_mlx.convert.drafter import ImportOptions, write_drafter
+from redrafter_mlx.file_errors import refusing, unreadable
 from redrafter_mlx.loading.model import LoadedModel
 from redrafter_mlx.loading.target import identify
 from redrafter_mlx.models.decoder import Decoder
@@ -25,6 +26,8 @@ from redrafter_mlx.training.loss import Objective
 from redrafter_mlx.training.settings import MAX_HIDDEN_BYTES, DrafterShape, TrainingConfig
 from redrafter_mlx.training.start import ChooseTokens, StartOptions, network_tensors, start_network
 from redrafter_mlx.training.trainer import Outcome, StepReport, Trainer
+
+_DRAFTER_SUFFIXES = (".json", ".safetensors", ".bin", ".pt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +65,22 @@ class TrainingPlan:
             **asdict(self.shape),
             "dtype": str(target.dtype),
             "init_from": str(self.init_from) if self.init_from else None,
-            "init_digest": _digest(self.init_from) if self.init_from else None,
+            "init_digest": digest_of(self.init_from) if self.init_from else None,
             "corpus": {str(c.folder): [shard.name for shard in c.shards] for c in corpora},
         }
 
 
-def _digest(folder: Path) -> str:
-    """Return the SHA-256 of a folder's files, in hexadecimal."""
+def digest_of(source: Path) -> str:
+    """Return the SHA-256 of a drafter's files, in hexadecimal, or of the one that it is.
+
+    Raises:
+        CheckpointError: It cannot be read.
+    """
+    paths = [path for path in source.glob("*") if path.suffix in _DRAFTER_SUFFIXES]
     found = hashlib.sha256()
-    for path in sorted(path for path in folder.glob("*") if path.is_file()):
-        found.update(path.read_bytes())
+    with refusing(unreadable, source):
+        for path in sorted(paths) or [source]:
+            found.update(path.read_bytes())
     return found.hexdigest()
 
 
@@ -140,7 +149,7 @@ def prepare(
     options = StartOptions(
         plan.shape, plan.config.draft_length, identity, plan.init_from, plan.config.seed
     )
-    network = start_network(model.target, options, _chooser(counts, model.eos_ids))
+    network = start_network(model.target, options, chooser(counts, model.eos_ids))
     shards = _shards(model, corpora, plan.max_hidden_bytes, on_features)
     is_cut = network.config.draft_vocab_size is not None
     token_ids: mx.array | None = network.draft_vocab if is_cut else None
@@ -195,8 +204,13 @@ def _shards(
     return shards
 
 
-def _chooser(counts: Counts, eos_ids: frozenset[int]) -> ChooseTokens:
-    """Return what chooses the most used tokens, those that end an answer always."""
+def chooser(counts: Counts, eos_ids: frozenset[int]) -> ChooseTokens:
+    """Return what chooses the most used tokens, those that end an answer always.
+
+    Args:
+        counts: (vocab_size,), how often each token is used.
+        eos_ids: Those that end an answer.
+    """
 
     def choose(size: int, among: Ids | None) -> Ids:
         if among is None:

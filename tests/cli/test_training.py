@@ -173,7 +173,7 @@ def test_prompts_that_are_too_long_are_left_out_with_a_word(
     assert not (tmp_path / "c").exists()
     prompts.write_text(prompts.read_text() + "abc\n")
     result = run(*command)
-    assert f"1 prompt left out for more than {longest} tokens" in result.stderr
+    assert f"1 prompt left out: not 1 to {longest} tokens" in result.stderr
     assert ": 1 answer, " in result.stdout
 
 

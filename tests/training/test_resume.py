@@ -23,7 +23,7 @@ from redrafter_mlx.training.checkpoint import (
     save_checkpoint,
 )
 from redrafter_mlx.training.settings import DrafterShape
-from redrafter_mlx.training.train import train_drafter
+from redrafter_mlx.training.train import digest_of, train_drafter
 from redrafter_mlx.weights import load_tensors
 from tests.toy import toy_model, toy_target
 from tests.training import killed_run
@@ -183,6 +183,10 @@ def test_run_is_not_resumed_from_a_drafter_that_has_become_another(tmp_path: Pat
     (tmp_path / "further").rename(tmp_path / "source")
     with pytest.raises(ConfigError, match="has init_digest '"):
         train("further", "source", resume=True)
+    weights = tmp_path / "source/model.safetensors"
+    assert len({digest_of(path) for path in (weights, tmp_path / "source")}) == 2
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        digest_of(tmp_path / "absent")
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from redrafter_mlx.training.corpus import Ids
 from redrafter_mlx.training.loss import draft_features, head_logits
 from redrafter_mlx.training.settings import NUM_DRAFT_LAYERS, DrafterShape
 from redrafter_mlx.training.start import StartOptions, network_tensors, start_network
+from redrafter_mlx.training.train import chooser
 from tests.toy import toy_drafter, toy_target
 
 H, V = 32, 50
@@ -28,7 +29,7 @@ CHOSEN = np.arange(1, 21, dtype=np.int32)
 
 
 def choose(size: int, among: Ids | None) -> Ids:
-    return (CHOSEN if among is None else among)[:size]
+    return CHOSEN[:size] if among is None else among[1::2][:size]
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +138,16 @@ def test_own_head_that_is_cut_can_be_cut_further(tmp_path: Path, target: Decoder
     folder = saved(tmp_path / "d", target, ImportOptions(), **shape)
     source = start(target, DrafterShape(), folder)
     cut = start(target, DrafterShape(draft_vocab_size=9), folder)
-    assert mx.array_equal(cut.draft_vocab, source.draft_vocab[:9])
-    assert mx.allclose(guesses(cut, target), guesses(source, target)[..., :9], atol=1e-4)
+    assert mx.array_equal(cut.draft_vocab, source.draft_vocab[1:19:2])
+    assert mx.allclose(guesses(cut, target), guesses(source, target)[..., 1:19:2], atol=1e-4)
+
+
+def test_most_used_tokens_are_chosen_among_those_that_a_head_has() -> None:
+    counts = np.array([9, 8, 7, 0, 5, 4, 3, 2], np.int64)
+    choose = chooser(counts, frozenset({3, 6}))
+    assert choose(4, None).tolist() == [0, 1, 3, 6]
+    assert choose(3, np.array([1, 2, 4, 6, 7], np.int32)).tolist() == [1, 2, 6]
+    assert choose(2, np.array([4, 5, 7], np.int32)).tolist() == [4, 5]
 
 
 def test_quantised_drafter_is_multiplied_out(tmp_path: Path, target: Decoder) -> None:
