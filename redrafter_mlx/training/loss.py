@@ -246,7 +246,7 @@ def _normalise(logits: mx.array) -> tuple[mx.array, mx.array]:
     """Return log sum exp and the probabilities."""
     largest = logits.max(axis=-1)
     if mx.default_device() == mx.cpu:
-        # Its powers take a quarter of the time of its exponentials (docs/training.md).
+        # Its powers take less than half the time of its exponentials (docs/training.md).
         powers = mx.power(math.e, logits - largest[..., None])
         total = powers.sum(axis=-1)
         return largest + mx.log(total), powers / total[..., None]
