@@ -250,11 +250,12 @@ def _encoded(model: LoadedModel, exchanges: list[Exchange], config: DistillConfi
     from redrafter_mlx.training.distill import is_fitting, longest_prompt
 
     prompts = []
-    for number, exchange in enumerate(exchanges, 1):
-        try:
-            prompts.append(_rendered(model, exchange.messages))
-        except PromptError as error:
-            raise PromptError(f"Prompt {number} of the file: {error}") from error
+    with progress.activity("Reading the prompts ..."):
+        for number, exchange in enumerate(exchanges, 1):
+            try:
+                prompts.append(_rendered(model, exchange.messages))
+            except PromptError as error:
+                raise PromptError(f"Prompt {number} of the file: {error}") from error
     longest = longest_prompt(model.target, config)
     fitting = [prompt for prompt in prompts if is_fitting(prompt, longest)]
     if not fitting:

@@ -72,9 +72,11 @@ class TrainFiles:
     ] = MAX_HIDDEN_BYTES / 1e9
 
     def __post_init__(self) -> None:
-        """Refuse a size that is none."""
+        """Refuse a size that is none, and a corpus that is there twice."""
         with from_options():
             check_range("hidden_gb", self.hidden_gb, 0.0, 1e6)
+        if len({folder.resolve() for folder in self.corpus}) < len(self.corpus):
+            raise typer.BadParameter("a folder is given twice.", param_hint="--corpus")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +123,9 @@ class TrainOptions:
     ] = TRAINING.labels
     batch_size: Annotated[int, typer.Option(help="Positions a step.")] = TRAINING.batch_size
     learning_rate: Annotated[float, typer.Option(help="At its highest.")] = TRAINING.learning_rate
-    epochs: Annotated[float, typer.Option(help="Passes over the corpus.")] = TRAINING.epochs
+    epochs: Annotated[
+        float | None, typer.Option(help=f"Passes over the corpus; else {TRAINING.epochs:g}.")
+    ] = None
     steps: Annotated[int | None, typer.Option(help="Steps in all, in place of --epochs.")] = (
         TRAINING.steps
     )
@@ -144,7 +148,7 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         """Refuse two lengths of a run."""
-        if self.steps is not None and self.epochs != TRAINING.epochs:
+        if self.steps is not None and self.epochs is not None:
             raise typer.BadParameter("it contradicts --epochs; give one.", param_hint="--steps")
 
     def config(self) -> TrainingConfig:
@@ -162,7 +166,7 @@ class TrainOptions:
             labels=self.labels,
             batch_size=self.batch_size,
             learning_rate=self.learning_rate,
-            epochs=self.epochs,
+            epochs=TRAINING.epochs if self.epochs is None else self.epochs,
             steps=self.steps,
             weight_decay=self.weight_decay,
             depth_decay=self.depth_decay,

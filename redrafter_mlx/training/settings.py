@@ -15,10 +15,9 @@ LABELS = ("soft", "hard")
 HEADS = ("tied", "own")
 NUM_DRAFT_LAYERS = 2
 MAX_HIDDEN_BYTES = 8_000_000_000
-# Of built-in prompts: how many there are, and how many tokens of answers are wanted.
 BUILT_IN_PROMPTS = 200_000
-DEFAULT_TOKENS = 1_000_000
-MAX_READ_TOKENS = 2048
+DEFAULT_TOKENS = 1_000_000  # of answers to them
+MAX_READ_TOKENS = 2048  # of a text by others, its prompt included
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,13 +74,14 @@ def digest_of(source: Path) -> str:
     """Return the SHA-256 of a drafter's files, in hexadecimal, or of the one that it is.
 
     Raises:
-        CheckpointError: It cannot be read.
+        CheckpointError: One cannot be read. That there is none is for ``read_drafter`` to say.
     """
-    paths = [path for path in source.glob("*") if path.suffix in _DRAFTER_SUFFIXES]
+    paths = [source, *sorted(source.glob("*"))]
     found = hashlib.sha256()
     with refusing(unreadable, source):
-        for path in sorted(paths) or [source]:
-            found.update(path.read_bytes())
+        for path in paths:
+            if path.is_file() and path.suffix in _DRAFTER_SUFFIXES:
+                found.update(path.read_bytes())
     return found.hexdigest()
 
 

@@ -185,8 +185,7 @@ def test_run_is_not_resumed_from_a_drafter_that_has_become_another(tmp_path: Pat
         train("further", "source", resume=True)
     weights = tmp_path / "source/model.safetensors"
     assert len({digest_of(path) for path in (weights, tmp_path / "source")}) == 2
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        digest_of(tmp_path / "absent")
+    assert digest_of(tmp_path / "absent") not in {digest_of(weights), digest_of(weights.parent)}
 
 
 @pytest.mark.slow
