@@ -25,7 +25,7 @@ from redrafter_mlx.training.settings import (
 if TYPE_CHECKING:
     from redrafter_mlx.loading.model import LoadedModel
     from redrafter_mlx.text import Message
-    from redrafter_mlx.training.corpus import Ids, Sample
+    from redrafter_mlx.training.corpus import Ids
     from redrafter_mlx.training.distill import DistillProgress
     from redrafter_mlx.training.texts import Exchange
 
@@ -109,31 +109,24 @@ class DistillOptions:
             if file is not None and not file.is_file():
                 raise PromptError(f"{file} cannot be read (it is no file); check the path.")
 
-    def source(self) -> str:
-        """Return what tells one source of prompts or texts from another.
+    def read_prompts(self) -> tuple[str, list[Exchange] | None]:
+        """Return what tells this source of prompts from others, and what a file asks.
 
-        Raises:
-            PromptError: A file cannot be read.
-        """
-        from redrafter_mlx.training.reading import file_digest
-
-        file = self.prompts or self.read
-        return "built-in" if file is None else file_digest(file)
-
-    def read_prompts(self) -> list[Exchange] | None:
-        """Return what the file asks, ``None`` where the built-in prompts serve.
+        Returns:
+            The file's digest and its prompts; ``None`` for these where the built-in ones serve.
 
         Raises:
             PromptError: The file cannot be read, or a line asks nothing.
         """
+        from redrafter_mlx.training.reading import file_digest
         from redrafter_mlx.training.texts import read_exchanges
 
         if self.prompts is None:
-            return None
-        exchanges = list(read_exchanges(self.prompts))
+            return "built-in", None
+        digest, exchanges = file_digest(self.prompts), list(read_exchanges(self.prompts))
         if not exchanges:
             raise PromptError(f"{self.prompts} asks nothing; give a file with prompts.")
-        return exchanges
+        return digest, exchanges
 
     def config(self) -> DistillConfig:
         """Return the library's settings.
@@ -156,24 +149,16 @@ class DistillOptions:
 
 def distill(corpus: CorpusOptions, options: DistillOptions, program: ProgramOptions) -> None:
     """Let a model answer prompts, for a drafter to learn from; it goes on where it stopped."""
-    from redrafter_mlx.loading.target import identify
-    from redrafter_mlx.training.corpus import create_corpus
-    from redrafter_mlx.training.reading import add_samples
-
     config = options.config()
     options.require_files()
-    source, exchanges = options.source(), options.read_prompts()
+    source, exchanges = options.read_prompts()
     model = load_target(corpus.model, corpus.dtype)
-    # All is read before there is a corpus, so that a broken file leaves none.
-    samples = [] if options.read is None else _read_samples(model, options.read)
-    prompts = None if exchanges is None else _encoded(model, exchanges, config)
-    create_corpus(corpus.out, identify(model.name, model.target))
-    if options.read is None:
-        place = (corpus.out, config.part(f"{source} {model.target.dtype}"))
-        _answer(model, place, config, prompts)
+    if options.read is not None:
+        _read(model, corpus.out, options.read)
         return
-    add_samples(corpus.out, source, samples)
-    render.line(f"{corpus.out}: {render.counted(len(samples), 'text')} to read")
+    prompts = None if exchanges is None else _encoded(model, exchanges, config)
+    _create(model, corpus.out)
+    _answer(model, (corpus.out, config.part(f"{source} {model.target.dtype}")), config, prompts)
 
 
 def load_target(name: str, dtype: str) -> LoadedModel:
@@ -189,13 +174,30 @@ def load_target(name: str, dtype: str) -> LoadedModel:
     return model
 
 
-def _read_samples(model: LoadedModel, file: Path) -> list[Sample]:
-    from redrafter_mlx.training.reading import read_samples, text_encoder
+def _create(model: LoadedModel, folder: Path) -> None:
+    """Make the corpus once all that goes into it is read: a broken file leaves none."""
+    from redrafter_mlx.loading.target import identify
+    from redrafter_mlx.training.corpus import create_corpus
+
+    create_corpus(folder, identify(model.name, model.target))
+
+
+def _read(model: LoadedModel, folder: Path, file: Path) -> None:
+    """Put a file's texts into a corpus."""
+    from redrafter_mlx.training.reading import (
+        add_samples,
+        file_digest,
+        read_samples,
+        text_encoder,
+    )
 
     config, eos = model.target.config, model.tokenizer.eos_token_id
     encode = text_encoder(model.tokenizer, eos, min(MAX_READ_TOKENS, config.max_positions))
     with progress.activity(f"Reading {file} ..."):
-        return read_samples(file, encode, config.vocab_size)
+        digest, samples = file_digest(file), read_samples(file, encode, config.vocab_size)
+    _create(model, folder)
+    add_samples(folder, digest, samples)
+    render.line(f"{folder}: {render.counted(len(samples), 'text')} to read")
 
 
 def _answer(

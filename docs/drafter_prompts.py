@@ -1,4 +1,4 @@
-"""Questions with long answers, made of subjects and forms: what the shipped drafter learnt from.
+"""Questions with long answers, made of subjects and forms: part of what the drafter learnt from.
 
 Run it as ``python docs/drafter_prompts.py 8000 --seed 1 > essays.jsonl``. ``redrafter-mlx distill``
 reads what it writes. No question is taken from a benchmark.

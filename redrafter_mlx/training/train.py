@@ -76,12 +76,11 @@ def digest_of(source: Path) -> str:
     Raises:
         CheckpointError: One cannot be read. That there is none is for ``read_drafter`` to say.
     """
-    paths = [source, *sorted(source.glob("*"))]
+    inside = sorted(path for path in source.glob("*") if path.suffix in _DRAFTER_SUFFIXES)
     found = hashlib.sha256()
     with refusing(unreadable, source):
-        for path in paths:
-            if path.is_file() and path.suffix in _DRAFTER_SUFFIXES:
-                found.update(path.read_bytes())
+        for path in (path for path in (source, *inside) if path.is_file()):
+            found.update(path.read_bytes())
     return found.hexdigest()
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 import typer.main
 from rich.console import Console
@@ -158,6 +159,17 @@ def test_prompts_of_a_corpus_are_those_that_chat_sends(
         assert result.exit_code == 0, result.stderr
         sample = read_shard(open_corpus(out).shards[0], len(tokenizer))[0]
         assert sample.tokens[: sample.prompt_length].tolist() == sent[0]
+
+
+def test_answers_in_another_dtype_are_a_part_of_their_own(
+    run: Run, tiny: LoadedModel, tmp_path: Path
+) -> None:
+    corpus = tmp_path / "c"
+    command = ("distill", "--out", str(corpus), "--prompts", str(write_prompts(tmp_path)), *DISTILL)
+    for dtype, num_shards in ((mx.float32, 2), (mx.float16, 4), (mx.float16, 4)):
+        tiny.target.set_dtype(dtype)
+        assert run(*command).exit_code == 0
+        assert len(open_corpus(corpus).shards) == num_shards
 
 
 def test_prompts_that_are_too_long_are_left_out_with_a_word(

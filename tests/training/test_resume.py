@@ -184,8 +184,11 @@ def test_run_is_not_resumed_from_a_drafter_that_has_become_another(tmp_path: Pat
     with pytest.raises(ConfigError, match="has init_digest '"):
         train("further", "source", resume=True)
     weights = tmp_path / "source/model.safetensors"
-    assert len({digest_of(path) for path in (weights, tmp_path / "source")}) == 2
-    assert digest_of(tmp_path / "absent") not in {digest_of(weights), digest_of(weights.parent)}
+    digest, whole = digest_of(weights), digest_of(tmp_path / "source")
+    assert digest != whole
+    weights.rename(tmp_path / "named otherwise")
+    assert digest_of(tmp_path / "named otherwise") == digest
+    assert digest_of(tmp_path / "absent") not in {digest, whole}
 
 
 @pytest.mark.slow

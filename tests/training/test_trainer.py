@@ -19,6 +19,7 @@ from redrafter_mlx.errors import ConfigError
 from redrafter_mlx.loading.drafter import load_drafter
 from redrafter_mlx.models.decoder import Decoder
 from redrafter_mlx.models.drafter import Drafter, RecurrentDrafter
+from redrafter_mlx.training.batches import SampleSet
 from redrafter_mlx.training.checkpoint import load_checkpoint
 from redrafter_mlx.training.corpus import Sample
 from redrafter_mlx.training.evaluate import Measured, Walk, measure, walk_text
@@ -289,6 +290,21 @@ def test_measurement_does_not_depend_on_how_it_is_cut_to_fit_the_memory(
     assert cut.loss == pytest.approx(whole.loss, rel=1e-5)
     assert cut.accuracy_by_depth == whole.accuracy_by_depth
     assert cut.tokens_per_round == whole.tokens_per_round
+
+
+def test_measurement_runs_each_text_once(
+    target: Decoder, answers: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redrafter_mlx.training.loss.MAX_LOGITS_BYTES", 1)
+    asked, hidden = [], SampleSet.hidden
+
+    def counting(self, index):
+        asked.append(index)
+        return hidden(self, index)
+
+    monkeypatch.setattr(SampleSet, "hidden", counting)
+    predicted(toy_drafter(target)._network, target, answers)
+    assert sorted(asked) == list(range(len(answers)))
 
 
 def test_weights_that_did_best_are_kept_and_a_tie_is_no_better(
