@@ -67,8 +67,10 @@ def train_on(
     return network
 
 
-def predicted(network: RecurrentDrafter, target: Decoder, samples: Sequence[Sample]):
-    config = TrainingConfig(draft_length=DEPTHS)
+def predicted(
+    network: RecurrentDrafter, target: Decoder, samples: Sequence[Sample], **settings: Any
+) -> Measured:
+    config = TrainingConfig(draft_length=DEPTHS, **settings)
     objective = Objective(target, config)
     return measure(objective, network, sample_set(target, samples), range(len(samples)), config)
 
@@ -303,7 +305,7 @@ def test_measurement_runs_each_text_once(
         return hidden(self, index)
 
     monkeypatch.setattr(SampleSet, "hidden", counting)
-    predicted(toy_drafter(target)._network, target, answers)
+    predicted(toy_drafter(target)._network, target, answers, chunk_length=8)
     assert sorted(asked) == list(range(len(answers)))
 
 
